@@ -1,0 +1,1 @@
+"""Tests of Virial. One folder a level: see CONTRIBUTING.md."""

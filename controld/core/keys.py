@@ -1,0 +1,51 @@
+"""Store keys: `kind/id...`. The order of keys is the order in which equal choices are made."""
+
+from __future__ import annotations
+
+from controld.core.ids import CheckpointId, JobId, NodeUid
+from controld.core.model import Checkpoint, Cluster, Event, Generation, Job, Node, Record, Request
+
+CLUSTER = "cluster"
+
+
+def node(uid: NodeUid) -> str:
+    return f"nodes/{uid}"
+
+
+def job(id_: JobId) -> str:
+    return f"jobs/{id_}"
+
+
+def generation(job_: JobId, number: int) -> str:
+    return f"generations/{job_}/{number:08d}"
+
+
+def checkpoint(job_: JobId, id_: CheckpointId) -> str:
+    return f"checkpoints/{job_}/{id_}"
+
+
+def request(request_id: str) -> str:
+    return f"requests/{request_id}"
+
+
+def event(sequence: int) -> str:
+    return f"events/{sequence:016d}"
+
+
+def of(record: Record) -> str:
+    """The key a record belongs under."""
+    match record:
+        case Cluster():
+            return CLUSTER
+        case Node():
+            return node(record.uid)
+        case Job():
+            return job(record.id)
+        case Generation():
+            return generation(record.job, record.number)
+        case Checkpoint():
+            return checkpoint(record.job, record.id)
+        case Request():
+            return request(record.request_id)
+        case Event():
+            return event(record.sequence)

@@ -1,0 +1,304 @@
+"""Records: what is stored. Frozen; a change is a new record under the same key.
+
+A record never contains its own epoch: a generation's key is written new each time, and the revision at
+which the store created it is the epoch of its leases (`State.epoch_of`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from controld.core.ids import CheckpointId, Incarnation, JobId, NodeUid, SlotId, slot_id
+from controld.core.spec import JobSpec
+from virialpb.reasons import ExitReason, StopReason
+
+AttributeValue = str | int | bool
+
+
+class Liveness(StrEnum):
+    LIVE = "LIVE"
+    SUSPECT = "SUSPECT"
+    EXPIRED = "EXPIRED"
+
+
+class LeaseState(StrEnum):
+    RESERVED = "RESERVED"
+    GRANTED = "GRANTED"
+    ACTIVE = "ACTIVE"
+    REVOKING = "REVOKING"
+    RELEASED = "RELEASED"
+    EXPIRED = "EXPIRED"
+
+    @property
+    def holds(self) -> bool:
+        """Whether the devices under such a lease are taken (promise 1: only these two ends free them)."""
+        return self not in (LeaseState.RELEASED, LeaseState.EXPIRED)
+
+
+class Phase(StrEnum):
+    PREPARING = "PREPARING"
+    GO = "GO"
+    ACTIVE = "ACTIVE"
+    STOPPING = "STOPPING"
+    ENDED = "ENDED"
+
+
+class JobState(StrEnum):
+    PENDING = "PENDING"
+    STARTING = "STARTING"
+    RUNNING = "RUNNING"
+    RESTARTING = "RESTARTING"
+    CANCELLING = "CANCELLING"
+    SUCCEEDED = "SUCCEEDED"
+    FAILED = "FAILED"
+    CANCELLED = "CANCELLED"
+
+    @property
+    def ended(self) -> bool:
+        return self in (JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED)
+
+
+class CheckpointState(StrEnum):
+    BEGUN = "BEGUN"
+    COMMITTED = "COMMITTED"
+    ABORTED = "ABORTED"
+    BAD = "BAD"
+    DROPPING = "DROPPING"
+
+
+class Tier(StrEnum):
+    LOCAL = "local"
+    SHARED = "shared"
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A thing in a node that can be allotted. `key` is a stable identity, never an index."""
+
+    key: str
+    kind: str
+    name: str = ""
+    vendor_id: str = ""
+    attributes: tuple[tuple[str, AttributeValue], ...] = ()
+    capacity: tuple[tuple[str, int], ...] = ()
+    interconnect_protocol: str = ""
+    interconnect_max_latency_ns: int = 0
+    interconnect_bandwidth_bytes_per_second: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A connection with two ends. A current value of None is unknown, never 0."""
+
+    key: str
+    kind: str
+    end_a: str
+    end_b: str
+    rail: str = ""
+    expected_bytes_per_second: int = 0
+    current_bytes_per_second: int | None = None
+    expected_width_lanes: int = 0
+    current_width_lanes: int | None = None
+    state: str = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Domain:
+    kind: str
+    name: str
+    parent: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Inventory:
+    devices: tuple[Device, ...] = ()
+    links: tuple[Link, ...] = ()
+    domains: tuple[Domain, ...] = ()
+    attributes: tuple[tuple[str, AttributeValue], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """Keeps a node, or one device of it, from new work. A node is schedulable when it has none."""
+
+    owner: str
+    reason: str
+    expire_time_unix_ns: int = 0
+    device_key: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """One per store: who this cluster is, and the counter that makes job ids (an id is never used twice)."""
+
+    uid: str
+    job_counter: int = 0
+    event_sequence: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    uid: NodeUid
+    name: str
+    incarnation: Incarnation
+    liveness: Liveness
+    advertise_address: str
+    fencing: str
+    cpu_millis: int
+    memory_bytes: int
+    labels: tuple[tuple[str, str], ...] = ()
+    inventory: Inventory = field(default_factory=Inventory)
+    holds: tuple[Hold, ...] = ()
+    draining: bool = False
+    version: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceGrant:
+    device_key: str
+    share_thousandths: int = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class TaskExit:
+    reason: ExitReason
+    code: int = 0
+    signal: int = 0
+    stderr_tail: str = ""
+
+    @property
+    def succeeded(self) -> bool:
+        return self.reason is ExitReason.EXITED and self.code == 0
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One slot of a generation: a rank, or a spare (rank None) whose lease is held and which runs nothing."""
+
+    slot: SlotId
+    rank: int | None
+    node: NodeUid
+    incarnation: Incarnation
+    cpu_millis: int
+    memory_bytes: int
+    devices: tuple[DeviceGrant, ...] = ()
+    lease: LeaseState = LeaseState.GRANTED
+    exit: TaskExit | None = None
+
+    @property
+    def done(self) -> bool:
+        return self.exit is not None and self.exit.succeeded
+
+
+@dataclass(frozen=True, slots=True)
+class TaskError:
+    generation: int
+    rank: int
+    node: NodeUid
+    stop_reason: StopReason
+    detail: str = ""
+    exit: TaskExit | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """One incarnation of a gang; also the packed record of its leases."""
+
+    job: JobId
+    number: int
+    phase: Phase
+    members: tuple[Member, ...]
+    restored_checkpoint: CheckpointId | None = None
+    restored_step: int = 0
+    master_address: str = ""
+    master_port: int = 0
+    stop_reason: StopReason | None = None
+    progressed: bool = False
+    cause_id: str = ""
+
+    @property
+    def ranks(self) -> tuple[Member, ...]:
+        return tuple(m for m in self.members if m.rank is not None)
+
+    def member(self, slot: SlotId) -> Member | None:
+        return next((m for m in self.members if m.slot == slot), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    id: JobId
+    spec: JobSpec
+    state: JobState
+    create_time_unix_ns: int
+    owner: str = ""
+    generation: int = 0
+    restart_times_unix_ns: tuple[int, ...] = ()
+    restarts: int = 0
+    fruitless_generations: int = 0
+    checkpoint_counter: int = 0
+    first_error: TaskError | None = None
+    end_time_unix_ns: int = 0
+    highest_step: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class ShardPart:
+    """One rank's part of a checkpoint. `digest` is defined by `virialpb.shardfile`."""
+
+    rank: int
+    node: NodeUid
+    size_bytes: int
+    digest: str
+    file: str
+    quarantined: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """`directory` is absolute for the shared tier and empty for the local one (each node has its own)."""
+
+    job: JobId
+    id: CheckpointId
+    generation: int
+    step: int
+    world_size: int
+    tier: Tier
+    directory: str
+    state: CheckpointState = CheckpointState.BEGUN
+    parts: tuple[ShardPart, ...] = ()
+    begin_time_unix_ns: int = 0
+    failed_loads: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """An idempotency key and what was answered. `fingerprint` tells a retry from another call under the same key."""
+
+    request_id: str
+    fingerprint: str
+    subject: str
+    time_unix_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """What happened, as data; `kind` is a registered noun.verb (`controld.core.events`)."""
+
+    kind: str
+    job: str = ""
+    node: str = ""
+    generation: int = 0
+    reason: str = ""
+    numbers: tuple[tuple[str, int], ...] = ()
+    details: tuple[tuple[str, str], ...] = ()
+    cause_id: str = ""
+    sequence: int = 0
+    create_time_unix_ns: int = 0
+
+
+Record = Cluster | Node | Job | Generation | Checkpoint | Request | Event
+
+
+def rank_slot(job: JobId, generation: int, rank: int) -> SlotId:
+    return slot_id(job, generation, rank)

@@ -1,0 +1,135 @@
+"""The whole state in memory: typed tables of records, with the revision each was created at.
+
+One owner mutates it through `apply`; everyone else reads. The leader keeps two: the head (what it has
+decided) and the committed one (what it has told anyone).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from controld.core import keys
+from controld.core.ids import NO_EPOCH, CheckpointId, Epoch, JobId, NodeUid
+from controld.core.model import Checkpoint, Cluster, Event, Generation, Job, Node, Record, Request
+
+_K = TypeVar("_K")
+_V = TypeVar("_V")
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Put `record` under `key`, or delete `key` when it is None."""
+
+    key: str
+    record: Record | None
+
+    @staticmethod
+    def put(record: Record) -> Change:
+        return Change(keys.of(record), record)
+
+
+@dataclass(slots=True)
+class State:
+    history: int = 0
+    revision: int = 0
+    cluster: Cluster | None = None
+    nodes: dict[NodeUid, Node] = field(default_factory=dict[NodeUid, Node])
+    jobs: dict[JobId, Job] = field(default_factory=dict[JobId, Job])
+    generations: dict[JobId, dict[int, Generation]] = field(default_factory=dict[JobId, dict[int, Generation]])
+    checkpoints: dict[JobId, dict[CheckpointId, Checkpoint]] = field(
+        default_factory=dict[JobId, dict[CheckpointId, Checkpoint]]
+    )
+    requests: dict[str, Request] = field(default_factory=dict[str, Request])
+    events: dict[int, Event] = field(default_factory=dict[int, Event])
+    created: dict[str, int] = field(default_factory=dict[str, int])
+    modified: dict[str, int] = field(default_factory=dict[str, int])
+
+    def epoch_of(self, generation: Generation) -> Epoch:
+        """The generation's fencing token, or NO_EPOCH while its commit is still under way."""
+        revision = self.created.get(keys.of(generation), 0)
+        return Epoch(self.history, revision) if revision else NO_EPOCH
+
+    def current(self, job: JobId) -> Generation | None:
+        """The newest generation of a job, or None before the first."""
+        record = self.jobs.get(job)
+        return None if record is None else self.generations.get(job, {}).get(record.generation)
+
+    def node_named(self, name: str) -> Node | None:
+        return next((n for n in self.nodes.values() if n.name == name), None)
+
+    def apply(self, changes: Iterable[Change], revision: int) -> None:
+        """Apply one commit. `revision` 0: decided, not committed yet; `confirm` fills it in."""
+        for change in changes:
+            self._apply_one(change)
+            self._stamp(change, revision)
+        if revision:
+            self.revision = revision
+
+    def confirm(self, changes: Iterable[Change], revision: int) -> None:
+        """Give the revision to changes that were applied ahead of their commit."""
+        for change in changes:
+            self._stamp(change, revision)
+        self.revision = revision
+
+    def _stamp(self, change: Change, revision: int) -> None:
+        if change.record is None:
+            self.created.pop(change.key, None)
+            self.modified.pop(change.key, None)
+            return
+        if not self.created.get(change.key):
+            self.created[change.key] = revision
+        if revision:
+            self.modified[change.key] = revision
+
+    def _apply_one(self, change: Change) -> None:
+        record = change.record
+        if record is None:
+            self._delete(change.key)
+            return
+        match record:
+            case Cluster():
+                self.cluster = record
+            case Node():
+                self.nodes[record.uid] = record
+            case Job():
+                self.jobs[record.id] = record
+            case Generation():
+                self.generations.setdefault(record.job, {})[record.number] = record
+            case Checkpoint():
+                self.checkpoints.setdefault(record.job, {})[record.id] = record
+            case Request():
+                self.requests[record.request_id] = record
+            case Event():
+                self.events[record.sequence] = record
+
+    def _delete(self, key: str) -> None:
+        kind, _, rest = key.partition("/")
+        match kind:
+            case "cluster":
+                self.cluster = None
+            case "nodes":
+                self.nodes.pop(NodeUid(rest), None)
+            case "jobs":
+                self.jobs.pop(JobId(rest), None)
+            case "generations":
+                job, _, number = rest.partition("/")
+                self._delete_nested(self.generations, JobId(job), int(number))
+            case "checkpoints":
+                job, _, id_ = rest.partition("/")
+                self._delete_nested(self.checkpoints, JobId(job), CheckpointId(id_))
+            case "requests":
+                self.requests.pop(rest, None)
+            case "events":
+                self.events.pop(int(rest), None)
+            case _:
+                raise ValueError(f"unknown key: {key}")
+
+    @staticmethod
+    def _delete_nested(table: dict[JobId, dict[_K, _V]], job: JobId, key: _K) -> None:
+        inner = table.get(job)
+        if inner is not None:
+            inner.pop(key, None)
+            if not inner:
+                del table[job]

@@ -1,0 +1,152 @@
+"""The store port: durable, ordered, guarded commits of bytes under keys.
+
+Rules every implementation keeps (the conformance suite runs on all of them):
+
+- `commit` is one atomic transaction. Both guards are checked in it: the leadership token is still the one
+  that campaigned, and the head is `seq - 1` of this leadership. It writes the head as `seq`.
+- After `OutcomeUnknownError` the SAME `seq` and changes may be given again: they are applied once.
+- `barrier` returns only when this leadership was still in force at a moment after the call began.
+- `watch` gives commits in order and without gaps, or raises `CompactedError`.
+- A value's `create_revision` is the revision that made the key anew after a deletion or at first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from virialpb.ids import Epoch
+from virialpb.reasons import Reason
+
+
+@dataclass(frozen=True, slots=True)
+class StoredChange:
+    """Put `value` under `key`, or delete the key when it is None. A key stands once in a commit."""
+
+    key: str
+    value: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRecord:
+    key: str
+    value: bytes
+    create_revision: int
+    modify_revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    revision: int
+    changes: tuple[StoredChange, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    history: int
+    revision: int
+    records: tuple[StoredRecord, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Leadership:
+    """`token` is what writes are guarded by; `epoch` goes out in every message to an agent."""
+
+    identity: str
+    token: int
+    epoch: Epoch
+
+
+@dataclass(frozen=True, slots=True)
+class StoreStatus:
+    kind: str
+    history: int
+    revision: int
+    compacted_revision: int
+    size_bytes: int
+
+
+class StoreError(Exception):
+    """Base. `reason` is what the caller is told."""
+
+    reason: Reason = Reason.INVARIANT_BROKEN
+
+
+class DeposedError(StoreError):
+    """Another leadership holds the store: nothing was written, and nothing ever will be by this one."""
+
+    reason = Reason.NOT_LEADER
+
+
+class OutcomeUnknownError(StoreError):
+    """The commit may or may not have happened: give the same one again, or drop the head state and reload."""
+
+    reason = Reason.OUTCOME_UNKNOWN
+
+
+class StorageFullError(StoreError):
+    """Nothing was written: no space."""
+
+    reason = Reason.STORAGE_FULL
+
+
+class CompactedError(StoreError):
+    """The watch asked for revisions that are gone; `revision` is the oldest that remains."""
+
+    reason = Reason.COMPACTED
+
+    def __init__(self, revision: int) -> None:
+        super().__init__(f"compacted up to revision {revision}")
+        self.revision = revision
+
+
+class StoreLockedError(StoreError):
+    """Another process has this data directory open."""
+
+    reason = Reason.ALREADY_EXISTS
+
+
+class StoreCorruptError(StoreError):
+    """The stored bytes are damaged; the message names the file and what to do. Nothing was changed."""
+
+    reason = Reason.INVARIANT_BROKEN
+
+
+class Store(Protocol):
+    async def open(self) -> None:
+        """Raises StoreLockedError, StoreCorruptError, OSError."""
+        ...
+
+    async def close(self) -> None: ...
+
+    async def load(self) -> Loaded: ...
+
+    async def campaign(self, identity: str) -> Leadership:
+        """Become leader (deposing an earlier leadership of this store) and learn the epoch."""
+        ...
+
+    async def commit(self, leadership: Leadership, seq: int, changes: Sequence[StoredChange]) -> int:
+        """Returns the revision. `seq` counts 1, 2, 3... within a leadership.
+
+        Raises DeposedError, OutcomeUnknownError, StorageFullError.
+        """
+        ...
+
+    async def barrier(self, leadership: Leadership) -> None:
+        """Raises DeposedError or OutcomeUnknownError."""
+        ...
+
+    def watch(self, after_revision: int) -> AsyncIterator[Commit]:
+        """Commits with a greater revision, for ever. Raises CompactedError."""
+        ...
+
+    async def compact(self, revision: int) -> None: ...
+
+    async def status(self) -> StoreStatus: ...
+
+    async def backup(self, path: str) -> None: ...
+
+    async def restore(self, path: str) -> None:
+        """Replace everything by a backup and raise the history counter. Only on a closed-for-writing store."""
+        ...

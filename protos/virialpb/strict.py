@@ -41,7 +41,7 @@ _NAME_RULE = "a name is at most 253 lower-case letters, digits, '-' and '.', and
 
 @dataclass(frozen=True, slots=True)
 class FieldError:
-    """One mistake: where (``devices[2].interconnect.max_latency``), what, and the nearest right thing if there is one."""
+    """One mistake: where (``devices[2].interconnect.max_latency``), what, and the nearest right thing, if any."""
 
     path: str
     message: str
@@ -151,7 +151,8 @@ class Fields:
     def child(self, name: str) -> Fields:
         """The mapping under ``name``; an absent one reads as empty. Use ``has`` first where absence means something."""
         self._asked[name] = None
-        value = self._values[name] if self.has(name) else {}
+        empty: dict[str, object] = {}
+        value: object = self._values[name] if self.has(name) else empty
         return Fields(value, join(self.path, name), self.errors)
 
     def items(self, name: str) -> list[tuple[str, object]]:
@@ -213,7 +214,7 @@ def kind_of(value: object) -> str:
         return f"the number {shown(value)}"
     if isinstance(value, str):
         return f"the text '{shown(value)}'"
-    return "a mapping" if isinstance(value, Mapping) else f"a {type(cast('object', value)).__name__}"
+    return "a mapping" if isinstance(value, Mapping) else f"a {type(value).__name__}"
 
 
 def shown(value: object) -> str:

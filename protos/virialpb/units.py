@@ -193,7 +193,10 @@ def parse_cpu_millis(value: object, *, allow_zero: bool = False) -> int:
 def parse_share_thousandths(
     value: object, *, allow_zero: bool = False, maximum_thousandths: int = WHOLE_SHARE_THOUSANDTHS
 ) -> int:
-    """Thousandths of one device of ``0.25``, ``250m`` or ``1``, at most ``maximum_thousandths``. Raises QuantityError."""
+    """Thousandths of one device of ``0.25``, ``250m`` or ``1``; at most ``maximum_thousandths``.
+
+    Raises QuantityError.
+    """
     share = _parse(value, _SHARE, allow_zero)
     if share > maximum_thousandths:
         text = _text(value, _SHARE)
@@ -270,7 +273,10 @@ def _text(value: object, scale: _Scale) -> str:
     elif isinstance(value, float) and scale.bare is not None:
         text = str(Decimal(repr(value)))
     elif isinstance(value, (int, float)) and not isinstance(value, bool):
-        text = str(value) if abs(value) <= MAX_VALUE else f"{value:.3e}"
+        # Python refuses to print an integer of thousands of digits, so its size is looked at first.
+        if abs(value) > MAX_VALUE:
+            raise QuantityError("", f"the number is too large for a {scale.noun}")
+        text = str(value)
     else:
         kind = "nothing" if value is None else f"a {type(value).__name__}"
         raise QuantityError("", f"expected a {scale.noun} such as '{scale.example}', got {kind}")

@@ -80,11 +80,8 @@ def refresh(stamp: str, lock_file: int) -> None:
         return
     if found is not None and not (interrupted or moved or other):
         say(f"bringing .venv up to date (python{found})")
-        if (
-            tools == ["venv"]
-            and subprocess.run([PYTHON, "-m", "pip", "-qV"], capture_output=True, check=False).returncode
-        ):
-            subprocess.run([PYTHON, "-m", "ensurepip"], stdout=subprocess.DEVNULL, check=False)
+        if tools == ["venv"]:  # uv, which is not here any more, may have made it without pip
+            subprocess.run([PYTHON, "-m", "ensurepip"], capture_output=True, check=False)
         if not install(tools[0], found):
             sys.exit("virial: packages could not be installed (see above): run again when that is repaired")
     else:

@@ -25,9 +25,10 @@ VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
 STAMP = VENV / "stamp"
 LOCK = ROOT / ".venv.lock"
-# Settings that redirect an install or forbid its shape. `no-user` goes on the command line: pip.conf may say it too.
+# Settings that redirect an install or forbid its shape, taken out of the environment. What pip.conf may also say is
+# overridden: `user` on the command line, `constraint` by an empty one.
 FOREIGN_SETTINGS = (
-    *("PIP_CONSTRAINT", "PIP_REQUIREMENT", "PIP_REQUIRE_HASHES", "PIP_TARGET", "PIP_PREFIX", "PIP_ROOT", "PIP_USER"),
+    *("PIP_REQUIREMENT", "PIP_REQUIRE_HASHES", "PIP_TARGET", "PIP_PREFIX", "PIP_ROOT", "PIP_USER"),
     *("PIP_DRY_RUN", "PIP_NO_DEPS", "PIP_REQUIRE_VIRTUALENV", "PIP_IGNORE_INSTALLED", "PIP_EDITABLE", "PIP_PYTHON"),
     *("UV_CONSTRAINT", "UV_OVERRIDE", "UV_REQUIRE_HASHES", "UV_SYSTEM_PYTHON", "UV_TARGET", "UV_PREFIX", "UV_PYTHON"),
 )
@@ -96,6 +97,7 @@ def refresh(stamp: str, lock_file: int) -> None:
 def main() -> None:
     for name in FOREIGN_SETTINGS:
         os.environ.pop(name, None)
+    os.environ["PIP_CONSTRAINT"] = os.devnull
     try:
         lock_file = os.open(LOCK, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
     except OSError as error:

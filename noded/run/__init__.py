@@ -1,0 +1,1 @@
+"""What runs tasks: the guardian and its helpers, and the client noded talks to it with."""

@@ -23,9 +23,9 @@ MAX_WORD_LENGTH = 64
 def nearest(word: str, choices: Iterable[str]) -> str | None:
     """The choice closest to ``word``, or None when none is close enough to be what was meant.
 
-    One edit is forgiven for each three letters; of two letters one may be missing, and one letter may have the wrong
-    case. Where no spelling is close, a single choice that contains ``word`` as a whole part (``latency`` in
-    ``max_latency``) is offered. Ties go to the earlier choice.
+    Names that differ only in case and separators are always close. Else one edit is forgiven for each four letters,
+    and at least one; of two letters one may be missing. Where no spelling is close, a single choice that contains
+    ``word`` as a whole part (``latency`` in ``max_latency``) is offered. Ties go to the earlier choice.
     """
     if not word or len(word) > MAX_WORD_LENGTH:
         return None
@@ -34,7 +34,8 @@ def nearest(word: str, choices: Iterable[str]) -> str | None:
     best_cost = 0
     for choice in candidates:
         cost = _distance(word, choice)
-        if cost <= _allowance(max(len(word), len(choice))) and (best is None or cost < best_cost):
+        close = _folded(word) == _folded(choice) or cost <= _allowance(max(len(word), len(choice)))
+        if close and (best is None or cost < best_cost):
             best, best_cost = choice, cost
     return best if best is not None else _sole_container(word, candidates)
 
@@ -46,8 +47,12 @@ def did_you_mean(suggestion: str | None) -> str:
 
 def _allowance(length: int) -> int:
     if length >= 3:
-        return _SUBSTITUTE_COST * (length // 3)
-    return _INSERT_COST if length == 2 else _CASE_COST
+        return _SUBSTITUTE_COST * max(1, length // 4)
+    return _INSERT_COST if length == 2 else 0
+
+
+def _folded(name: str) -> str:
+    return "".join(char for char in name.casefold() if char not in _SEPARATORS)
 
 
 def _sole_container(word: str, choices: list[str]) -> str | None:

@@ -102,10 +102,10 @@ class _Builder:
         return value
 
     def _error(self, event: Any, message: str) -> YamlError:
-        return YamlError(f"{self._source_name}:{event.start_mark.line + 1}: {message}")
+        return YamlError(f"{self._source_name}:{_line(event)}: {message}")
 
     def _value(self, event: Any, path: str, depth: int) -> object:
-        self.lines.setdefault(path, event.start_mark.line + 1)
+        self.lines.setdefault(path, _line(event))
         if depth > MAX_DEPTH:
             raise self._error(event, f"nested deeper than {MAX_DEPTH}")
         if isinstance(event, yaml.AliasEvent):
@@ -141,7 +141,7 @@ class _Builder:
                 raise self._error(event, "a key must be a text, not a mapping or a list")
             if key in found:
                 raise self._error(event, f"the key '{shown(key)}' is already on line {first_lines[key]}")
-            first_lines[key] = event.start_mark.line + 1
+            first_lines[key] = _line(event)
             child = join(path, key) if isinstance(key, str) else f"{path}<{shown(key)}>"
             self.lines[child] = first_lines[key]
             found[key] = self._value(next(self._events), child, depth + 1)
@@ -167,6 +167,10 @@ class _Builder:
         self._count += count
         if self._count > MAX_VALUES:
             raise self._error(event, f"more than {MAX_VALUES} values, aliases unfolded")
+
+
+def _line(event: Any) -> int:
+    return event.start_mark.line + 1
 
 
 def _scalar(text: str) -> object:

@@ -77,7 +77,7 @@ def test_bytes_that_are_no_text_are_refused() -> None:
 
 def test_a_field_error_is_shown_with_file_and_line() -> None:
     document = load_document(
-        "nodes:\n  - name: a\n    devices:\n      - resource_type: accelerator\n        memory: 80Gi\n  - {domain: x}\n",
+        "nodes:\n  - name: a\n    devices:\n      - resource_type: accelerator\n        memory: 80Gi\n  - domain: x\n",
         "rack.yaml",
     )
     with pytest.raises(RdlError) as caught:

@@ -1,0 +1,1 @@
+"""The walls of the house, kept by machine. Each check is also shown to catch a violation."""

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 from tests.architecture import walls
 from tools import lock, protos, stages
@@ -137,3 +138,15 @@ def test_ruff_bans_what_it_is_to_ban(tmp_path: Path) -> None:
     done = subprocess.run([*command, "--select", "TID251", str(path)], capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert done.stdout.count("TID251") == 2
+
+
+def test_the_project_asks_for_the_runtimes_its_compiled_files_need() -> None:
+    texts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    floors = {r.name: min(s.version for s in r.specifier if s.operator == ">=") for r in map(Requirement, texts)}
+    compiled = protos.generated(ROOT / "protos")
+    for name, text in compiled.items():
+        if match := re.search(r"Domain\.PUBLIC,\s+(\d+),\s+(\d+),\s+(\d+),", text):
+            assert Version(floors["protobuf"]) >= Version(".".join(match.groups())), name
+        if match := re.search(r"GRPC_GENERATED_VERSION = '([\d.]+)'", text):
+            assert Version(floors["grpcio"]) >= Version(match.group(1)), name
+    assert any(name.endswith("_pb2_grpc.py") for name in compiled)

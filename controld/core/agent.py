@@ -8,7 +8,7 @@ from enum import StrEnum
 from controld.core.ids import CheckpointId, Incarnation, JobId, NodeUid, SlotId, Token
 from controld.core.model import DeviceGrant, TaskExit, Tier
 from controld.core.spec import CheckpointSpec, TaskSpec
-from virialpb.ids import Epoch
+from virialpb.ids import NO_EPOCH, Epoch
 from virialpb.reasons import PrepareFailure, Reason, StopReason
 
 
@@ -68,7 +68,7 @@ class Hello:
     memory_bytes: int
     beat: Beat
     labels: tuple[tuple[str, str], ...] = ()
-    leader_epoch_seen: Epoch = Epoch(0, 0)
+    leader_epoch_seen: Epoch = NO_EPOCH
     version: str = ""
     gone_slots: tuple[SlotId, ...] = ()
 

@@ -127,8 +127,16 @@ class CommitGo:
 
 
 @dataclass(frozen=True, slots=True)
+class MarkActive:
+    """Every rank runs: the leases are ACTIVE and the job RUNNING."""
+
+    job: JobId
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
 class MarkProgress:
-    """First progress of every rank: the leases are ACTIVE and the job RUNNING."""
+    """Some rank went beyond the step it was restored from: this generation was not fruitless."""
 
     job: JobId
     generation: int
@@ -247,6 +255,7 @@ Command = (
     | ExpireLeases
     | StartGeneration
     | CommitGo
+    | MarkActive
     | MarkProgress
     | StopGeneration
     | ReleaseMember

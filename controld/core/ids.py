@@ -1,6 +1,7 @@
 """Names of the controller's own: re-exports the shared tokens, so that rooms import one place."""
 
 from virialpb.ids import (
+    ID_LENGTH_MAX,
     NO_EPOCH,
     CheckpointId,
     Epoch,
@@ -15,6 +16,7 @@ from virialpb.ids import (
 )
 
 __all__ = [
+    "ID_LENGTH_MAX",
     "NO_EPOCH",
     "CheckpointId",
     "Epoch",

@@ -240,6 +240,8 @@ class Job:
     first_error: TaskError | None = None
     end_time_unix_ns: int = 0
     highest_step: int = -1
+    # From the cluster's counter: orders equal jobs, and names directories, since an id may be chosen by its user.
+    number: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ class Operator(StrEnum):
 
 class Writes(StrEnum):
     SHARED = "SHARED"
-    TOKEN = "TOKEN"
+    TOKEN = "TOKEN"  # noqa: S105 - a fencing token, no secret
 
 
 class Durability(StrEnum):

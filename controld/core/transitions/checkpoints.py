@@ -1,0 +1,191 @@
+"""The two-phase checkpoint registry: BEGIN -> every rank PREPARED -> COMMIT, or ABORT. Commit comes last (G7)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from controld.core import events, keys
+from controld.core.checkpoints import droppable
+from controld.core.commands import (
+    AbortCheckpoint,
+    BeginCheckpoint,
+    CollectCheckpoints,
+    ForgetCheckpoint,
+    Now,
+    PrepareShard,
+    ReportBadShard,
+)
+from controld.core.draft import Draft
+from controld.core.ids import CheckpointId
+from controld.core.model import Checkpoint, CheckpointState, Generation, Job, Phase, ShardPart, Tier
+from controld.core.outcome import Outcome, Refused, Reply, Transition
+from controld.core.spec import Durability
+from controld.core.state import State
+from virialpb.reasons import Reason
+
+
+def _alive(state: State, command: BeginCheckpoint | PrepareShard) -> tuple[Job, Generation] | Refused:
+    """The job and its current generation, when `command` carries that generation's token and it may still write."""
+    job = state.jobs.get(command.job)
+    if job is None:
+        return Refused(Reason.NOT_FOUND, f"jobs/{command.job}")
+    generation = state.current(command.job)
+    if (
+        generation is None
+        or generation.number != command.generation
+        or state.epoch_of(generation) != command.epoch
+        or generation.phase not in (Phase.GO, Phase.ACTIVE)
+    ):
+        return Refused(Reason.FENCED, f"jobs/{command.job}", detail=f"generation {command.generation}")
+    return job, generation
+
+
+def _reply(checkpoint: Checkpoint, state: str | None = None) -> Reply:
+    return Reply(checkpoint.id, state or checkpoint.state.value, checkpoint.directory, checkpoint.tier.value)
+
+
+def begin(state: State, command: BeginCheckpoint, now: Now) -> Outcome:
+    """The first rank to ask makes the record; the others get the same id and directory (G9, G10)."""
+    found = _alive(state, command)
+    if isinstance(found, Refused):
+        return found
+    job, generation = found
+    same_step = [
+        c
+        for c in state.checkpoints.get(job.id, {}).values()
+        if c.generation == generation.number
+        and c.step == command.step
+        and c.state in (CheckpointState.BEGUN, CheckpointState.COMMITTED)
+    ]
+    if same_step:
+        return Transition(reply=_reply(same_step[0]))
+    draft = Draft(state)
+    number = job.checkpoint_counter + 1
+    id_ = CheckpointId(f"c{number:06d}-s{command.step}")
+    shared = job.spec.checkpoint.durability is Durability.SHARED_DIRECTORY
+    # The cluster's uid and the job's number keep two clusters, or two jobs of one name, out of one directory.
+    directory = f"{job.spec.checkpoint.directory}/{draft.cluster().uid}/{job.id}.{job.number}/{id_}" if shared else ""
+    checkpoint = Checkpoint(
+        job=job.id,
+        id=id_,
+        generation=generation.number,
+        step=command.step,
+        world_size=len(generation.ranks),
+        tier=Tier.SHARED if shared else Tier.LOCAL,
+        directory=directory,
+        begin_time_unix_ns=now.unix_ns,
+    )
+    draft.put(replace(job, checkpoint_counter=number))
+    draft.put(checkpoint)
+    draft.tell(events.of_generation("checkpoint.begun", generation, numbers={"step": command.step}))
+    return draft.done(_reply(checkpoint))
+
+
+def prepare(state: State, command: PrepareShard) -> Outcome:
+    found = _alive(state, command)
+    if isinstance(found, Refused):
+        return found
+    job, generation = found
+    checkpoint = state.checkpoints.get(job.id, {}).get(command.checkpoint)
+    if checkpoint is None:
+        return Refused(Reason.NOT_FOUND, f"jobs/{job.id}/checkpoints/{command.checkpoint}")
+    if checkpoint.generation != generation.number or checkpoint.step != command.step:
+        return Refused(Reason.FENCED, f"jobs/{job.id}/checkpoints/{checkpoint.id}")
+    if checkpoint.state is not CheckpointState.BEGUN:
+        return Transition(reply=_reply(checkpoint))
+    if not 0 <= command.rank < checkpoint.world_size:
+        return Refused(Reason.INVALID_SPEC, f"jobs/{job.id}/checkpoints/{checkpoint.id}", detail="rank")
+    part = ShardPart(command.rank, command.node, command.size_bytes, command.digest, command.file)
+    earlier = next((p for p in checkpoint.parts if p.rank == command.rank), None)
+    if earlier is not None:
+        if earlier == part:
+            return Transition(reply=_reply(checkpoint, "PREPARED"))
+        return Refused(Reason.ALREADY_EXISTS, f"jobs/{job.id}/checkpoints/{checkpoint.id}", detail="rank")
+    draft = Draft(state)
+    parts = tuple(sorted((*checkpoint.parts, part), key=lambda p: p.rank))
+    if len(parts) < checkpoint.world_size:
+        draft.put(replace(checkpoint, parts=parts))
+        return draft.done(_reply(checkpoint, "PREPARED"))
+    committed = replace(checkpoint, parts=parts, state=CheckpointState.COMMITTED)
+    draft.put(committed)
+    size = sum(p.size_bytes for p in parts)
+    draft.tell(
+        events.of_generation(
+            "checkpoint.committed",
+            generation,
+            numbers={"step": checkpoint.step, "size_bytes": size},
+            details={"checkpoint": checkpoint.id},
+        )
+    )
+    return draft.done(_reply(committed))
+
+
+def abort(state: State, command: AbortCheckpoint) -> Outcome:
+    checkpoint = state.checkpoints.get(command.job, {}).get(command.checkpoint)
+    if checkpoint is None:
+        return Refused(Reason.NOT_FOUND, f"jobs/{command.job}/checkpoints/{command.checkpoint}")
+    if checkpoint.generation != command.generation:
+        return Refused(Reason.FENCED, f"jobs/{command.job}/checkpoints/{command.checkpoint}")
+    if checkpoint.state is not CheckpointState.BEGUN:
+        return Transition(reply=_reply(checkpoint))
+    draft = Draft(state)
+    aborted = replace(checkpoint, state=CheckpointState.ABORTED)
+    draft.put(aborted)
+    draft.tell(
+        events.event(
+            "checkpoint.aborted",
+            job=command.job,
+            generation=command.generation,
+            reason=command.reason,
+            numbers={"step": checkpoint.step},
+        )
+    )
+    return draft.done(_reply(aborted))
+
+
+def report_bad(state: State, command: ReportBadShard) -> Outcome:
+    """Quarantine the only copy there is of a part: the checkpoint can never be loaded whole again."""
+    checkpoint = state.checkpoints.get(command.job, {}).get(command.checkpoint)
+    if checkpoint is None:
+        return Refused(Reason.NOT_FOUND, f"jobs/{command.job}/checkpoints/{command.checkpoint}")
+    if checkpoint.state is not CheckpointState.COMMITTED:
+        return Transition()
+    draft = Draft(state)
+    parts = tuple(replace(p, quarantined=True) if p.rank == command.rank else p for p in checkpoint.parts)
+    draft.put(replace(checkpoint, parts=parts, state=CheckpointState.BAD))
+    numbers = {"rank": command.rank, "step": checkpoint.step}
+    for kind in ("shard.quarantined", "checkpoint.bad"):
+        draft.tell(
+            events.event(
+                kind,
+                job=command.job,
+                generation=command.generation,
+                reason=command.reason,
+                numbers=numbers,
+                details={"checkpoint": checkpoint.id},
+            )
+        )
+    return draft.done()
+
+
+def collect(state: State, command: CollectCheckpoints) -> Outcome:
+    may_go = droppable(state, command.job)
+    wrong = [id_ for id_ in command.checkpoints if id_ not in may_go]
+    if wrong:
+        return Refused(Reason.STALE, f"jobs/{command.job}/checkpoints/{wrong[0]}", detail="in use")
+    draft = Draft(state)
+    for id_ in command.checkpoints:
+        draft.put(replace(state.checkpoints[command.job][id_], state=CheckpointState.DROPPING))
+    return draft.done()
+
+
+def forget(state: State, command: ForgetCheckpoint) -> Outcome:
+    checkpoint = state.checkpoints.get(command.job, {}).get(command.checkpoint)
+    if checkpoint is None:
+        return Transition()
+    if checkpoint.state is not CheckpointState.DROPPING:
+        return Refused(Reason.STALE, f"jobs/{command.job}/checkpoints/{command.checkpoint}", detail="in use")
+    draft = Draft(state)
+    draft.delete(keys.checkpoint(command.job, command.checkpoint))
+    draft.tell(events.event("checkpoint.dropped", job=command.job, numbers={"step": checkpoint.step}))
+    return draft.done()

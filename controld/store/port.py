@@ -6,7 +6,9 @@ Rules every implementation keeps (the conformance suite runs on all of them):
   that campaigned, and the head is `seq - 1` of this leadership. It writes the head as `seq`.
 - After `OutcomeUnknownError` the SAME `seq` and changes may be given again: they are applied once.
 - `barrier` returns only when this leadership was still in force at a moment after the call began.
-- `watch` gives commits in order and without gaps, or raises `CompactedError`.
+- `watch` gives commits in order and without gaps, or raises `CompactedError`: also for a position the store has not
+  reached, which only a client from before a restore can have. A change that changes nothing (deleting a key that is
+  not there) is not seen, and a commit of only such changes is not either.
 - A value's `create_revision` is the revision that made the key anew after a deletion or at first.
 """
 
@@ -111,6 +113,20 @@ class StoreCorruptError(StoreError):
     """The stored bytes are damaged; the message names the file and what to do. Nothing was changed."""
 
     reason = Reason.INVARIANT_BROKEN
+
+
+class StoreClosedError(StoreError):
+    """The handle was closed, by its owner; whoever still waits on it is told."""
+
+    reason = Reason.NOT_LEADER
+
+
+class SequenceError(StoreError):
+    """A mistake of the caller: a commit out of turn, another one under a number already used, a key twice in one."""
+
+
+class RecordError(StoreError):
+    """One record cannot be written as it is, or its stored bytes cannot be read; the message names its key."""
 
 
 class Store(Protocol):

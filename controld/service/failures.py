@@ -1,0 +1,44 @@
+"""How a call fails: one exception for what the service itself finds, and the map from every domain exception."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from controld.core.outcome import FieldViolation, Refused
+from virialpb.errors import ErrorDetails, Violation, details_for
+from virialpb.reasons import Reason
+
+
+class CallError(Exception):
+    """A call that is answered with an error. Raised in convert and servicers, turned into a status in one place."""
+
+    def __init__(self, details: ErrorDetails) -> None:
+        super().__init__(details.message)
+        self.details = details
+
+
+def invalid(*violations: FieldViolation) -> CallError:
+    """INVALID_SPEC naming each wrong field of the request."""
+    return CallError(details_for(Reason.INVALID_SPEC, violations=_violations(violations)))
+
+
+def invalid_field(field: str, description: str) -> CallError:
+    return invalid(FieldViolation(field, description))
+
+
+def not_found(subject: str, detail: str = "", todo: str = "") -> CallError:
+    return CallError(details_for(Reason.NOT_FOUND, subject=subject, detail=detail, todo=todo))
+
+
+def refused(refusal: Refused) -> ErrorDetails:
+    """The words for what a transition refused."""
+    return details_for(
+        refusal.reason,
+        subject=refusal.subject,
+        detail=refusal.detail,
+        violations=_violations(refusal.violations),
+    )
+
+
+def _violations(violations: Iterable[FieldViolation]) -> tuple[Violation, ...]:
+    return tuple(Violation(one.field, one.description) for one in violations)

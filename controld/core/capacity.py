@@ -31,7 +31,7 @@ def device_use(members: Iterable[Member]) -> Counter[str]:
     return use
 
 
-def fits(node: Node, held: tuple[Member, ...], more: tuple[Member, ...]) -> str:
+def fits(node: Node, held: tuple[Member, ...], more: tuple[Member, ...], unix_ns: int) -> str:
     """Name of the first resource of `node` that `more` would exceed beside `held`; empty when it fits."""
     everything = (*held, *more)
     if sum(m.cpu_millis for m in everything) > node.cpu_millis:
@@ -40,7 +40,7 @@ def fits(node: Node, held: tuple[Member, ...], more: tuple[Member, ...]) -> str:
         return "memory_bytes"
     use = device_use(everything)
     known = {d.key for d in node.inventory.devices}
-    held_back = {h.device_key for h in node.holds if h.device_key}
+    held_back = {h.device_key for h in node.holds if h.device_key and h.active(unix_ns)}
     for grant in (g for m in more for g in m.devices):
         if grant.device_key not in known or grant.device_key in held_back:
             return grant.device_key

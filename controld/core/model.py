@@ -127,6 +127,10 @@ class Hold:
     expire_time_unix_ns: int = 0
     device_key: str = ""
 
+    def active(self, unix_ns: int) -> bool:
+        """Whether it still holds: an expired one needs no commit to end."""
+        return not self.expire_time_unix_ns or self.expire_time_unix_ns > unix_ns
+
 
 @dataclass(frozen=True, slots=True)
 class Cluster:

@@ -41,7 +41,7 @@ def decide(state: State, command: c.Command, now: c.Now) -> Outcome:
         case c.ReleaseMember():
             return leases.release(state, command, now)
         case c.StartGeneration():
-            return generations.start(state, command)
+            return generations.start(state, command, now)
         case c.CommitGo():
             return generations.go(state, command)
         case c.MarkActive():

@@ -20,6 +20,8 @@ from virialpb.reasons import StopReason
 
 # Ends that are nobody's fault: not charged to the restart budget.
 UNCHARGED = frozenset({StopReason.DRAIN, StopReason.CANCELLED, StopReason.FINISHED, StopReason.SUPERSEDED})
+# Ends that the job or what it was restored from may be to blame for; the loss of a node is not.
+BLAMES_JOB = frozenset({StopReason.RANK_FAILED, StopReason.START_DEADLINE, StopReason.NO_PROGRESS})
 
 
 def begin_stop(draft: Draft, generation: Generation, reason: StopReason, error: TaskError | None, now: Now) -> None:
@@ -47,7 +49,7 @@ def begin_stop(draft: Draft, generation: Generation, reason: StopReason, error: 
         return
     changed = replace(job, state=JobState.RESTARTING, first_error=job.first_error or error)
     if reason not in UNCHARGED:
-        fruitless = 0 if generation.progressed else job.fruitless_generations + 1
+        fruitless = 0 if generation.progressed else job.fruitless_generations + (reason in BLAMES_JOB)
         times = tuple(t for t in job.restart_times_unix_ns if t > now.unix_ns - job.spec.restart.window_ns)
         changed = replace(
             changed,

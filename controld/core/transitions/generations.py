@@ -41,7 +41,7 @@ FRUITLESS_MAX = 3
 RUNNING = frozenset({Phase.PREPARING, Phase.GO, Phase.ACTIVE})
 
 
-def start(state: State, command: StartGeneration) -> Outcome:
+def start(state: State, command: StartGeneration, now: Now) -> Outcome:
     """Verify a plan's grant against the head: what the plan saw may be gone, and then it is refused as STALE."""
     job = state.jobs.get(command.job)
     if job is None:
@@ -72,9 +72,11 @@ def start(state: State, command: StartGeneration) -> Outcome:
         mine = tuple(m for m in command.members if m.node == node_uid)
         if node is None or node.liveness is not Liveness.LIVE or node.draining:
             return Refused(Reason.STALE, f"nodes/{node_uid}", detail="not schedulable")
-        if any(not h.device_key for h in node.holds) or any(m.incarnation != node.incarnation for m in mine):
+        if any(not h.device_key and h.active(now.unix_ns) for h in node.holds) or any(
+            m.incarnation != node.incarnation for m in mine
+        ):
             return Refused(Reason.STALE, f"nodes/{node.name}", detail="held or another incarnation")
-        lacking = fits(node, tuple(m for _, m in draft.held_on(node_uid)), mine)
+        lacking = fits(node, tuple(m for _, m in draft.held_on(node_uid)), mine, now.unix_ns)
         if lacking:
             return Refused(Reason.STALE, f"nodes/{node.name}", detail=lacking)
     generation = Generation(
@@ -263,9 +265,10 @@ def _final_failure(draft: Draft, job: Job, generation: Generation, now: Now) -> 
     recent = [t for t in job.restart_times_unix_ns if t > now.unix_ns - restart.window_ns]
     if generation.stop_reason is not StopReason.DRAIN and len(recent) > restart.max:
         return "RESTART_BUDGET"
-    if job.fruitless_generations >= FRUITLESS_MAX:
-        return "NO_PROGRESS"
     states = [c.state for c in draft.checkpoints(job.id)]
+    # A job that saves nothing may never report a step either: its budget alone decides.
+    if states and job.fruitless_generations >= FRUITLESS_MAX:
+        return "NO_PROGRESS"
     if CheckpointState.BAD in states and CheckpointState.COMMITTED not in states:
         # Starting from zero after good work was saved would be silent loss (G11): say so and stop.
         return "NO_CHECKPOINT_VERIFIES"

@@ -1,0 +1,110 @@
+"""What the leader knows and never stores: beats, slots as agents see them, readings, why jobs wait.
+
+Mutable, one owner. Times are the leader's own BOOTTIME in ns; an agent's clock is never compared with it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from controld.core.agent import Beat, Hello, Sample, SlotStatus
+from controld.core.ids import Incarnation, JobId, NodeUid, SlotId
+from controld.health.phi import Arrivals
+from controld.matching.port import Unplaced
+
+
+@dataclass(slots=True)
+class SessionView:
+    """One node as THIS leader has heard it. `slots` is complete as of the last beat."""
+
+    incarnation: Incarnation
+    connected: bool = True
+    last_receipt_ns: int | None = None
+    # When this incarnation was first heard: leases of a former one are timed from here.
+    since_ns: int = 0
+    beat_seq: int = 0
+    slots: dict[SlotId, SlotStatus] = field(default_factory=dict[SlotId, SlotStatus])
+    readings: tuple[Sample, ...] = ()
+    reported: bool = False
+    guardian_ok: bool = True
+    arrivals: Arrivals = field(default_factory=Arrivals)
+
+
+@dataclass(slots=True)
+class Refusals:
+    """How often a node failed to get ready for a job, and until when it is left out."""
+
+    count: int = 0
+    until_ns: int = 0
+
+
+@dataclass(slots=True)
+class View:
+    started_ns: int = 0
+    sessions: dict[NodeUid, SessionView] = field(default_factory=dict[NodeUid, SessionView])
+    explain: dict[JobId, Unplaced] = field(default_factory=dict[JobId, Unplaced])
+    refusals: dict[tuple[JobId, NodeUid], Refusals] = field(default_factory=dict[tuple[JobId, NodeUid], Refusals])
+    # When an order was last given, so that a level-triggered tick does not repeat it at once.
+    sent_ns: dict[tuple[str, str], int] = field(default_factory=dict[tuple[str, str], int])
+    # When something was first seen in its present condition: (what, ...) -> BOOTTIME.
+    since_ns: dict[tuple[str, ...], int] = field(default_factory=dict[tuple[str, ...], int])
+    jobs_not_before_ns: dict[JobId, int] = field(default_factory=dict[JobId, int])
+    stale_reports: int = 0
+
+    def hello(self, hello: Hello, now_ns: int) -> None:
+        """A stream opened. A hello is a renewal; the same incarnation keeps what was known of it."""
+        uid = hello.incarnation.node_uid
+        known = self.sessions.get(uid)
+        if known is None or known.incarnation != hello.incarnation:
+            known = SessionView(hello.incarnation, since_ns=now_ns)
+            self.sessions[uid] = known
+        known.connected = True
+        # Orders given on a former stream may be lost with it.
+        for key in [key for key in self.sent_ns if key[0] == uid]:
+            del self.sent_ns[key]
+        self.beat(uid, hello.beat, now_ns)
+
+    def beat(self, uid: NodeUid, beat: Beat, now_ns: int) -> None:
+        session = self.sessions.get(uid)
+        if session is None:
+            return
+        if session.last_receipt_ns is not None and beat.seq > session.beat_seq:
+            session.arrivals.add(now_ns - session.last_receipt_ns)
+        session.last_receipt_ns = now_ns
+        session.beat_seq = max(session.beat_seq, beat.seq)
+        session.slots = {s.slot: s for s in beat.slots}
+        if beat.readings:
+            session.readings = beat.readings
+        session.guardian_ok = beat.guardian_ok
+
+    def disconnected(self, uid: NodeUid) -> None:
+        """A broken stream is no suspicion: only missing beats are."""
+        session = self.sessions.get(uid)
+        if session is not None:
+            session.connected = False
+
+    def mark_reported(self, uid: NodeUid) -> None:
+        session = self.sessions.get(uid)
+        if session is not None:
+            session.reported = True
+
+    def rearm(self, now_ns: int) -> None:
+        """The leader itself stalled: beats may wait unread, so every session is timed anew."""
+        self.started_ns = now_ns
+        for session in self.sessions.values():
+            if session.last_receipt_ns is not None:
+                session.last_receipt_ns = now_ns
+
+    def silent_ns(self, uid: NodeUid, now_ns: int) -> int:
+        """Time since the last renewal this leader received; since its takeover when there was none."""
+        session = self.sessions.get(uid)
+        last = self.started_ns if session is None or session.last_receipt_ns is None else session.last_receipt_ns
+        return now_ns - last
+
+    def first_seen(self, now_ns: int, *what: str) -> int:
+        """When `what` was first asked about; it is remembered until `forget`."""
+        return self.since_ns.setdefault(what, now_ns)
+
+    def forget(self, *what: str) -> None:
+        for key in [key for key in self.since_ns if key[: len(what)] == what]:
+            del self.since_ns[key]

@@ -1,0 +1,56 @@
+"""What one pass of the control loop wants done."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from controld.core.agent import Order, OrderTo
+from controld.core.commands import Command, Now
+from controld.core.ids import NodeUid
+from controld.core.state import State
+from controld.health.view import View
+from controld.matching.port import Pending
+from controld.reconcile.limits import Limits
+from virialpb.ids import Epoch
+
+
+@dataclass(frozen=True, slots=True)
+class Decisions:
+    commands: tuple[Command, ...]
+    orders: tuple[OrderTo, ...]
+    pending: tuple[Pending, ...]
+    # An agent carries a token of a later commit than this leader knows: it is not the leader any more.
+    newer_seen: bool = False
+
+
+@dataclass(slots=True)
+class Pass:
+    """One pass under way: its inputs, and what was decided so far."""
+
+    state: State
+    view: View
+    now: Now
+    leader_epoch: Epoch
+    limits: Limits
+    commands: list[Command] = field(default_factory=list[Command])
+    orders: list[OrderTo] = field(default_factory=list[OrderTo])
+    pending: list[Pending] = field(default_factory=list[Pending])
+    newer_seen: bool = False
+
+    def order(self, node: NodeUid, about: str, order: Order) -> None:
+        """Give an order, unless the same kind about the same thing was given within `resend_ns`.
+
+        Orders are level-triggered: one that is lost is given again for as long as what agents report calls for it.
+        """
+        session = self.view.sessions.get(node)
+        if session is None or not session.connected:
+            return
+        key = (node, f"{type(order).__name__}:{about}")
+        last_ns = self.view.sent_ns.get(key)
+        if last_ns is not None and self.now.boottime_ns - last_ns < self.limits.resend_ns:
+            return
+        self.view.sent_ns[key] = self.now.boottime_ns
+        self.orders.append(OrderTo(node, order))
+
+    def decisions(self) -> Decisions:
+        return Decisions(tuple(self.commands), tuple(self.orders), tuple(self.pending), self.newer_seen)

@@ -1,0 +1,261 @@
+"""One generation: what its phase wants of each slot, against what agents say of it."""
+
+from __future__ import annotations
+
+from controld.core.agent import Go, Prepare, Restore, SlotState, SlotStatus, Stop
+from controld.core.commands import (
+    CommitGo,
+    EndGeneration,
+    MarkActive,
+    MarkProgress,
+    ReleaseMember,
+    ReportBadShard,
+    StopGeneration,
+)
+from controld.core.ids import SlotId, Token
+from controld.core.model import (
+    Generation,
+    Job,
+    Liveness,
+    Member,
+    Phase,
+    TaskError,
+    TaskExit,
+)
+from controld.core.spec import Writes
+from controld.core.transitions.generations import may_leave_behind
+from controld.health.view import Refusals
+from controld.reconcile.decisions import Pass
+from virialpb.reasons import ExitReason, PrepareFailure, StopReason
+
+RUNNING = (Phase.PREPARING, Phase.GO, Phase.ACTIVE)
+BAD_SHARD = (PrepareFailure.SHARD_MISSING, PrepareFailure.SHARD_CORRUPT)
+# After these the slot runs nothing and holds nothing at the agent.
+OVER = (SlotState.EXITED, SlotState.PREPARE_FAILED)
+
+
+def status_of(p: Pass, member: Member, token: Token) -> SlotStatus | None:
+    """What the node said of this member in its last beat; None when it knows no such slot."""
+    session = p.view.sessions.get(member.node)
+    if session is None or session.incarnation != member.incarnation:
+        return None
+    status = session.slots.get(member.slot)
+    return status if status is not None and status.token == token else None
+
+
+def reconcile(p: Pass, job: Job, generation: Generation) -> None:
+    """Drive the current generation of a job one step."""
+    token = Token(job.id, generation.number, p.state.epoch_of(generation))
+    statuses = {m.slot: status_of(p, m, token) for m in generation.members}
+    if generation.phase in RUNNING:
+        _watch_progress(p, job, generation, statuses)
+        if _stop_if_lost(p, job, generation, statuses):
+            return
+    for member in generation.members:
+        if member.lease.holds:
+            _member(p, job, generation, member, token, statuses[member.slot])
+    if generation.phase is Phase.PREPARING:
+        _go_if_ready(p, job, generation, statuses)
+    elif generation.phase is Phase.GO:
+        _active_if_running(p, job, generation, statuses)
+    elif generation.phase is Phase.STOPPING and all(
+        not m.lease.holds or may_leave_behind(p.state, job, m) for m in generation.ranks
+    ):
+        p.commands.append(EndGeneration(job.id, generation.number))
+
+
+def _member(p: Pass, job: Job, generation: Generation, member: Member, token: Token, status: SlotStatus | None) -> None:
+    session = p.view.sessions.get(member.node)
+    if session is None or not session.connected or session.incarnation != member.incarnation:
+        return
+    if status is None:
+        _absent(p, job, generation, member, token)
+    elif status.state in OVER:
+        if status.state is SlotState.PREPARE_FAILED and generation.phase is Phase.PREPARING:
+            _prepare_failed(p, job, generation, member, status)
+        exit_ = status.exit
+        if exit_ is None and member.rank is not None and generation.phase in RUNNING:
+            exit_ = TaskExit(ExitReason.START_FAILED, stderr_tail=status.failure_detail)
+        p.commands.append(ReleaseMember(job.id, generation.number, token.epoch, member.slot, member.incarnation, exit_))
+    elif generation.phase in (Phase.STOPPING, Phase.ENDED):
+        if member.rank is not None:
+            reason = generation.stop_reason or StopReason.SUPERSEDED
+            p.order(member.node, member.slot, Stop(member.slot, token, job.spec.task.grace_ms, reason))
+    elif status.state is SlotState.READY and generation.phase in (Phase.GO, Phase.ACTIVE) and member.rank is not None:
+        p.order(
+            member.node,
+            member.slot,
+            Go(
+                slot=member.slot,
+                token=token,
+                world_size=len(generation.ranks),
+                master_address=generation.master_address,
+                master_port=generation.master_port,
+                restart_count=job.restarts,
+            ),
+        )
+
+
+def _absent(p: Pass, job: Job, generation: Generation, member: Member, token: Token) -> None:
+    """The node's last beat does not know the slot."""
+    if generation.phase is Phase.PREPARING:
+        _order_prepare(p, job, generation, member, token)
+    elif member.rank is None:
+        if generation.phase in RUNNING:
+            _order_prepare(p, job, generation, member, token)
+    elif generation.phase in (Phase.STOPPING, Phase.ENDED):
+        # Beats are complete, so nothing of it is there; a PREPARE still on its way can start nothing without GO.
+        p.commands.append(
+            ReleaseMember(job.id, generation.number, token.epoch, member.slot, member.incarnation, member.exit)
+        )
+    else:
+        lost = TaskExit(ExitReason.GUARDIAN_LOST)
+        p.commands.append(ReleaseMember(job.id, generation.number, token.epoch, member.slot, member.incarnation, lost))
+
+
+def _order_prepare(p: Pass, job: Job, generation: Generation, member: Member, token: Token) -> None:
+    session = p.view.sessions[member.node]
+    # What held these devices before must be gone from the node first, or its guardian refuses a second holder.
+    if any(s.token.job == job.id and s.token.generation < generation.number for s in session.slots.values()):
+        return
+    p.order(
+        member.node,
+        member.slot,
+        Prepare(
+            slot=member.slot,
+            token=token,
+            rank=member.rank,
+            world_size=len(generation.ranks),
+            cpu_millis=member.cpu_millis,
+            memory_bytes=member.memory_bytes,
+            devices=member.devices,
+            task=job.spec.task,
+            checkpoint=job.spec.checkpoint,
+            fence_after_ms=job.spec.fence_after_ns // 1_000_000,
+            hold_port=member.rank == 0,
+            restore=_restore(p, generation, member),
+            cause_id=generation.cause_id,
+        ),
+    )
+
+
+def _restore(p: Pass, generation: Generation, member: Member) -> Restore | None:
+    if generation.restored_checkpoint is None or member.rank is None:
+        return None
+    checkpoint = p.state.checkpoints.get(generation.job, {}).get(generation.restored_checkpoint)
+    if checkpoint is None:
+        return None
+    part = next((s for s in checkpoint.parts if s.rank == member.rank), None)
+    if part is None:
+        return None
+    return Restore(
+        checkpoint=checkpoint.id,
+        step=checkpoint.step,
+        directory=checkpoint.directory,
+        tier=checkpoint.tier,
+        file=part.file,
+        digest=part.digest,
+        size_bytes=part.size_bytes,
+    )
+
+
+def _prepare_failed(p: Pass, job: Job, generation: Generation, member: Member, status: SlotStatus) -> None:
+    failure = status.failure
+    refusals = p.view.refusals.setdefault((job.id, member.node), Refusals())
+    refusals.count += 1
+    back_off_ns = min(p.limits.refusal_back_off_ns << min(refusals.count - 1, 16), p.limits.refusal_back_off_max_ns)
+    refusals.until_ns = p.now.boottime_ns + back_off_ns
+    if (
+        failure is not None
+        and failure in BAD_SHARD
+        and generation.restored_checkpoint is not None
+        and member.rank is not None
+    ):
+        p.commands.append(
+            ReportBadShard(job.id, generation.number, generation.restored_checkpoint, member.rank, failure)
+        )
+        # The node is not to blame for a copy that another one may have damaged.
+        del p.view.refusals[(job.id, member.node)]
+    if member.rank is not None:
+        detail = f"{failure or ''}: {status.failure_detail}".strip(": ")
+        error = TaskError(generation.number, member.rank, member.node, StopReason.PREPARE_FAILED, detail)
+        p.commands.append(StopGeneration(job.id, generation.number, StopReason.PREPARE_FAILED, error))
+
+
+def _go_if_ready(p: Pass, job: Job, generation: Generation, statuses: dict[SlotId, SlotStatus | None]) -> None:
+    ready = {m.rank: s for m in generation.ranks if (s := statuses[m.slot]) is not None and s.state is SlotState.READY}
+    master = next(m for m in generation.ranks if m.rank == 0)
+    node = p.state.nodes.get(master.node)
+    if len(ready) == len(generation.ranks) and node is not None:
+        p.commands.append(CommitGo(job.id, generation.number, node.advertise_address, ready[0].port))
+
+
+def _active_if_running(p: Pass, job: Job, generation: Generation, statuses: dict[SlotId, SlotStatus | None]) -> None:
+    for member in generation.ranks:
+        status = statuses[member.slot]
+        if not member.done and (status is None or status.state is not SlotState.RUNNING):
+            return
+    p.commands.append(MarkActive(job.id, generation.number))
+
+
+def highest_step(generation: Generation, statuses: dict[SlotId, SlotStatus | None]) -> int:
+    steps = [s.progress_step for m in generation.ranks if (s := statuses[m.slot]) is not None]
+    return max(steps, default=-1)
+
+
+def _watch_progress(p: Pass, job: Job, generation: Generation, statuses: dict[SlotId, SlotStatus | None]) -> None:
+    start = generation.restored_step if generation.restored_checkpoint is not None else -1
+    if not generation.progressed and highest_step(generation, statuses) > start:
+        p.commands.append(MarkProgress(job.id, generation.number))
+
+
+def _stop_if_lost(p: Pass, job: Job, generation: Generation, statuses: dict[SlotId, SlotStatus | None]) -> bool:
+    """Stop the generation when a member's node is lost to it, or a deadline of its phase has passed."""
+    found = _lost_member(p, job, generation) or _deadline_passed(p, job, generation, statuses)
+    if found is None:
+        return False
+    reason, member, detail = found
+    error = TaskError(generation.number, member.rank or 0, member.node, reason, detail)
+    p.commands.append(StopGeneration(job.id, generation.number, reason, error, highest_step(generation, statuses)))
+    return True
+
+
+def _lost_member(p: Pass, job: Job, generation: Generation) -> tuple[StopReason, Member, str] | None:
+    for member in generation.ranks:
+        if not member.lease.holds and member.done:
+            continue
+        node = p.state.nodes.get(member.node)
+        if node is None or node.liveness is Liveness.EXPIRED or node.incarnation != member.incarnation:
+            return StopReason.NODE_LOST, member, ""
+        if not member.lease.holds:
+            return StopReason.NODE_LOST, member, "lease"
+        if node.liveness is Liveness.SUSPECT:
+            # A job that writes elsewhere may not restart before the lease ends, so its peers are left alone till
+            # then: the silent rank may yet come back. Before GO nothing runs, and waiting serves nobody.
+            if job.spec.writes is Writes.TOKEN or generation.phase is Phase.PREPARING:
+                return StopReason.NODE_SUSPECT, member, ""
+        elif node.draining:
+            return StopReason.DRAIN, member, ""
+    return None
+
+
+def _deadline_passed(
+    p: Pass, job: Job, generation: Generation, statuses: dict[SlotId, SlotStatus | None]
+) -> tuple[StopReason, Member, str] | None:
+    what = ("phase", job.id, str(generation.number), generation.phase.value)
+    since_ns = p.view.first_seen(p.now.boottime_ns, *what)
+    elapsed_ns = p.now.boottime_ns - since_ns
+    if generation.phase is Phase.PREPARING and elapsed_ns > p.limits.prepare_timeout_ns:
+        for member in generation.ranks:
+            status = statuses[member.slot]
+            if status is None or status.state is not SlotState.READY:
+                return StopReason.PREPARE_DEADLINE, member, status.failure_detail if status is not None else ""
+    start_timeout_ns = job.spec.start_timeout_ns
+    if start_timeout_ns and generation.phase in (Phase.GO, Phase.ACTIVE):
+        since_go_ns = p.view.first_seen(p.now.boottime_ns, "went", job.id, str(generation.number))
+        if p.now.boottime_ns - since_go_ns > start_timeout_ns:
+            for member in generation.ranks:
+                status = statuses[member.slot]
+                if not member.done and (status is None or status.progress_step < 0):
+                    return StopReason.START_DEADLINE, member, ""
+    return None

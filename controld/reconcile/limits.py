@@ -1,0 +1,26 @@
+"""Times and bounds of the control loop. Defaults as in the design: renew 1 s, grace 1 s, fence_after 60 s."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from controld.core.spec import SECOND_NS
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    renew_ns: int = SECOND_NS
+    grace_ns: int = SECOND_NS
+    session_fence_after_ns: int = 60 * SECOND_NS
+    # A node that this leader has never heard: agents need this long to find a new leader.
+    reconnect_ns: int = 10 * SECOND_NS
+    prepare_timeout_ns: int = 60 * SECOND_NS
+    resend_ns: int = SECOND_NS
+    # A node that could not get a job ready is left out of that job's plans: first so long, then doubled.
+    refusal_back_off_ns: int = 5 * SECOND_NS
+    refusal_back_off_max_ns: int = 300 * SECOND_NS
+    # Between generations that made no progress: first so long, then doubled.
+    restart_back_off_ns: int = SECOND_NS
+    restart_back_off_max_ns: int = 60 * SECOND_NS
+    expiries_per_tick_max: int = 50
+    collects_per_tick_max: int = 20

@@ -1,0 +1,59 @@
+"""State and view -> what the planner sees."""
+
+from __future__ import annotations
+
+from controld.core.capacity import WHOLE_THOUSANDTHS, device_use, holding
+from controld.core.commands import Now
+from controld.core.model import Liveness, Member, Node
+from controld.core.state import State
+from controld.health.view import View
+from controld.matching.port import FreeDevice, NodeView, Snapshot
+from virialpb.reasons import Unfit
+
+
+def snapshot(state: State, view: View, now: Now) -> Snapshot:
+    """Nodes in order of uid, with what no lease holds."""
+    by_node = holding(state)
+    nodes = tuple(
+        _node_view(state.nodes[uid], [m for _, m in by_node.get(uid, [])], view, now) for uid in sorted(state.nodes)
+    )
+    return Snapshot(state.revision, nodes)
+
+
+def _node_view(node: Node, held: list[Member], view: View, now: Now) -> NodeView:
+    use = device_use(held)
+    holds = [h for h in node.holds if h.active(now.unix_ns)]
+    held_back = {h.device_key for h in holds if h.device_key}
+    devices = tuple(
+        FreeDevice(d, max(0, WHOLE_THOUSANDTHS - use[d.key]))
+        for d in sorted(node.inventory.devices, key=lambda d: d.key)
+        if d.key not in held_back
+    )
+    attributes: dict[str, str | int | bool] = dict(node.inventory.attributes)
+    attributes |= dict(node.labels)
+    attributes["name"] = node.name
+    return NodeView(
+        uid=node.uid,
+        name=node.name,
+        incarnation=node.incarnation,
+        unfit=_unfit(node, view, any(not h.device_key for h in holds)),
+        cpu_free_millis=node.cpu_millis - sum(m.cpu_millis for m in held),
+        memory_free_bytes=node.memory_bytes - sum(m.memory_bytes for m in held),
+        cpu_millis=node.cpu_millis,
+        memory_bytes=node.memory_bytes,
+        devices=devices,
+        attributes=tuple(sorted(attributes.items())),
+        fencing_weak=node.fencing == "weak",
+    )
+
+
+def _unfit(node: Node, view: View, held: bool) -> Unfit | None:
+    session = view.sessions.get(node.uid)
+    if node.liveness is not Liveness.LIVE or session is None or not session.connected:
+        return Unfit.NOT_LIVE
+    # No placement before the node has reported to THIS leader: a new leader is not blind (H1).
+    if not session.reported or session.incarnation != node.incarnation or not session.guardian_ok:
+        return Unfit.NOT_REPORTED
+    if held or node.draining:
+        return Unfit.HELD
+    return None

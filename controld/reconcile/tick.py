@@ -1,0 +1,126 @@
+"""tick(state, view, now): desired against actual, once. Everything that happens by itself starts here.
+
+Level-triggered: nothing is remembered of what was tried, only of when an order was last given. What a pass
+decides is verified again by the transitions, so a pass on a state that is a commit behind does no harm.
+"""
+
+from __future__ import annotations
+
+from controld.core.agent import DropCheckpoint, Release, SlotState, SlotStatus, Stop
+from controld.core.checkpoints import droppable
+from controld.core.commands import AbortCheckpoint, CollectCheckpoints, Now
+from controld.core.ids import NodeUid
+from controld.core.model import Checkpoint, CheckpointState, Job, JobState, Liveness, Phase, Tier
+from controld.core.state import State
+from controld.health.view import View
+from controld.reconcile import gang, pending
+from controld.reconcile.decisions import Decisions, Pass
+from controld.reconcile.limits import Limits
+from controld.reconcile.liveness import assess
+from virialpb.ids import Epoch
+from virialpb.reasons import StopReason
+
+
+def tick(state: State, view: View, now: Now, leader_epoch: Epoch, limits: Limits) -> Decisions:
+    p = Pass(state, view, now, leader_epoch, limits)
+    p.commands += assess(state, view, now, limits)
+    for job in sorted(state.jobs.values(), key=lambda j: j.number):
+        _job(p, job)
+        _checkpoints(p, job)
+    for uid in sorted(view.sessions):
+        _stale_slots(p, uid)
+    _forget_finished(p)
+    return p.decisions()
+
+
+def _job(p: Pass, job: Job) -> None:
+    current = p.state.current(job.id)
+    for number in sorted(p.state.generations.get(job.id, {})):
+        generation = p.state.generations[job.id][number]
+        # A former one may have been left behind on a silent node: it is wound up when the node speaks again.
+        under_way = generation is current and generation.phase is not Phase.ENDED
+        if under_way or any(m.lease.holds for m in generation.ranks):
+            gang.reconcile(p, job, generation)
+    if job.state in (JobState.PENDING, JobState.RESTARTING) and (current is None or current.phase is Phase.ENDED):
+        pending.propose(p, job, current)
+
+
+def _stale_slots(p: Pass, uid: NodeUid) -> None:
+    """Slots an agent has that no lease stands behind: stop what runs, then let the agent forget it."""
+    session = p.view.sessions[uid]
+    for status in session.slots.values():
+        token = status.token
+        if (token.epoch.history, token.epoch.revision) > (p.state.history, p.state.revision):
+            p.newer_seen = True
+            continue
+        if _stands(p, uid, status):
+            continue
+        if status.state in gang.OVER:
+            p.order(uid, status.slot, Release(status.slot, token))
+        elif status.state is not SlotState.STUCK:
+            p.order(uid, status.slot, Stop(status.slot, token, _grace_ms(p, status), StopReason.SUPERSEDED))
+
+
+def _stands(p: Pass, uid: NodeUid, status: SlotStatus) -> bool:
+    token = status.token
+    generation = p.state.generations.get(token.job, {}).get(token.generation)
+    if generation is None or p.state.epoch_of(generation) != token.epoch:
+        return False
+    member = generation.member(status.slot)
+    session = p.view.sessions[uid]
+    return (
+        member is not None and member.node == uid and member.incarnation == session.incarnation and member.lease.holds
+    )
+
+
+def _grace_ms(p: Pass, status: SlotStatus) -> int:
+    job = p.state.jobs.get(status.token.job)
+    return job.spec.task.grace_ms if job is not None else 0
+
+
+def _checkpoints(p: Pass, job: Job) -> None:
+    table = p.state.checkpoints.get(job.id, {})
+    for checkpoint in table.values():
+        if checkpoint.state is CheckpointState.BEGUN:
+            _abort_if_late(p, job, checkpoint)
+        elif checkpoint.state is CheckpointState.DROPPING:
+            _order_drop(p, checkpoint)
+    may_go = sorted(droppable(p.state, job.id))
+    doomed = tuple(may_go[: p.limits.collects_per_tick_max])
+    if doomed:
+        p.commands.append(CollectCheckpoints(job.id, doomed))
+
+
+def _abort_if_late(p: Pass, job: Job, checkpoint: Checkpoint) -> None:
+    """Every phase has a deadline (G20); a part that never comes must not keep the record open."""
+    since_ns = p.view.first_seen(p.now.boottime_ns, "begun", job.id, checkpoint.id)
+    if p.now.boottime_ns - since_ns > job.spec.checkpoint.timeout_ns:
+        p.commands.append(AbortCheckpoint(job.id, checkpoint.generation, checkpoint.id, "DEADLINE"))
+
+
+def _order_drop(p: Pass, checkpoint: Checkpoint) -> None:
+    """Tell a node to delete the files: one that has a part, or for a shared directory any that is there."""
+    order = DropCheckpoint(checkpoint.job, checkpoint.id, checkpoint.directory, checkpoint.tier)
+    live = [n for n in sorted(p.state.nodes) if p.state.nodes[n].liveness is Liveness.LIVE]
+    if checkpoint.tier is Tier.SHARED:
+        had = {part.node for part in checkpoint.parts}
+        chosen = [n for n in live if n in had] or live
+        chosen = chosen[:1]
+    else:
+        chosen = live
+    for uid in chosen:
+        p.order(uid, f"{checkpoint.job}/{checkpoint.id}", order)
+
+
+def _forget_finished(p: Pass) -> None:
+    """Bound the view: what it remembers of jobs that are gone or have ended."""
+    alive = {id_ for id_, job in p.state.jobs.items() if not job.state.ended}
+    for key in [k for k in p.view.since_ns if len(k) > 1 and k[1] not in alive]:
+        del p.view.since_ns[key]
+    for job_id in [j for j in p.view.explain if j not in alive]:
+        del p.view.explain[job_id]
+    for pair in [k for k in p.view.refusals if k[0] not in alive]:
+        del p.view.refusals[pair]
+    horizon_ns = p.now.boottime_ns - 60 * p.limits.resend_ns
+    for key in [k for k, at_ns in p.view.sent_ns.items() if at_ns < horizon_ns]:
+        del p.view.sent_ns[key]

@@ -50,7 +50,7 @@ def parse_environment(environ: Mapping[str, str]) -> Environment:
         return int(text)
 
     socket = environ.get("VIRIAL_SOCK", "")
-    rank = whole("VIRIAL_RANK", whole("RANK", None)) if socket else whole("RANK", 0)
+    rank = whole("VIRIAL_RANK" if socket and environ.get("VIRIAL_RANK") else "RANK", None if socket else 0)
     world_size = whole("WORLD_SIZE", None if socket else 1)
     if rank >= world_size:
         raise TaskEnvironmentError(f"rank {rank} does not fit WORLD_SIZE {world_size}")

@@ -38,9 +38,12 @@ class CancelJob:
 
 @dataclass(frozen=True, slots=True)
 class PlaceHold:
+    """`expire_after_ns` 0: as the hold says. A span, not a time: a retry must read as the same request."""
+
     request_id: str
     node: NodeUid
     hold: Hold
+    expire_after_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -142,6 +142,8 @@ def place_hold(state: State, command: PlaceHold, now: Now) -> Outcome:
     if node is None:
         return Refused(Reason.NOT_FOUND, f"nodes/{command.node}")
     hold = command.hold
+    if command.expire_after_ns:
+        hold = replace(hold, expire_time_unix_ns=now.unix_ns + command.expire_after_ns)
     if hold.device_key and all(d.key != hold.device_key for d in node.inventory.devices):
         return Refused(Reason.NOT_FOUND, f"nodes/{node.name}/devices/{hold.device_key}")
     draft = Draft(state)

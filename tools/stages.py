@@ -21,6 +21,8 @@ ROOT = Path(__file__).resolve().parent.parent
 # A hang guard, not a measure: the slowest stage takes a few minutes on two noisy cores.
 STAGE_TIMEOUT_S = 30 * 60
 SIM_SEEDS = 25
+# Stands in a command for the JUnit reports of the stages before it; where there are none, for nothing.
+REPORTS = "{reports}"
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ STAGES = (
     Stage("unit", tests=("unit", "property", "golden", "typing"), workers=2),
     Stage("sim", (("tests.sim", "--seeds", str(SIM_SEEDS)),), tests=("sim",)),
     Stage("integration", tests=("integration", "chaos", "acceptance")),
-    Stage("rows", (("tests.rows",),)),
+    Stage("rows", (("tests.rows", REPORTS),)),
 )
 
 
@@ -64,7 +66,11 @@ class Counts:
 
 
 def commands_of(stage: Stage, report: Path) -> list[list[str]]:
-    commands = [[sys.executable, "-m", *command] for command in stage.commands]
+    reports = [f"--reports={report.parent}"] if any(report.parent.glob("*.xml")) else []
+    commands = [
+        [sys.executable, "-m", *(word for part in command for word in (reports if part == REPORTS else [part]))]
+        for command in stage.commands
+    ]
     if folders := [f"tests/{folder}" for folder in stage.tests if any((ROOT / "tests" / folder).rglob("test_*.py"))]:
         workers = ["-n", str(stage.workers)] if stage.workers else []
         commands.append([sys.executable, "-m", "pytest", "-q", *workers, f"--junitxml={report}", *folders])

@@ -74,6 +74,7 @@ class Refusal(StrEnum):
     PREPARE_FAILED = "PREPARE_FAILED"
     """The node could not reserve what the slot needs (port, socket, helper process, slow file system)."""
     OVERLOADED = "OVERLOADED"
+    SHUTTING_DOWN = "SHUTTING_DOWN"
     BAD_MESSAGE = "BAD_MESSAGE"
 
 
@@ -123,7 +124,8 @@ class PrepareRequest:
     memory_bytes: int = 0
     device_keys: tuple[str, ...] = ()
     hold_port: bool = False
-    bind_address: str = "0.0.0.0"
+    bind_address: str = ""
+    """Where the held port is bound; empty means every IPv4 address."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,7 +320,7 @@ def prepare_from_json(value: JsonObject) -> PrepareRequest:
         memory_bytes=get_int({"memory_bytes": 0, **value}, "memory_bytes"),
         device_keys=get_texts(value, "device_keys"),
         hold_port=get_bool(value, "hold_port"),
-        bind_address=get_text({"bind_address": "0.0.0.0", **value}, "bind_address"),
+        bind_address=get_text({"bind_address": "", **value}, "bind_address"),
     )
 
 

@@ -10,7 +10,8 @@ Duties of the driver (noded/run/service.py), in this order:
 4. Call `ended` as soon as the task's own exit is known, whether or not anything asked for it.
 
 Laws (tests/property/test_guardian_slots.py): a passed deadline is never moved; a device key has at most one slot that
-is not EXITED; a slot reaches EXITED only through `emptied`, or without ever having started; an older token of a job is never
+is not EXITED; a slot reaches EXITED only through `emptied`, or without ever having started; an older token of a job
+is never
 prepared or started once a newer one was seen.
 """
 
@@ -241,7 +242,7 @@ class SlotTable:
                 return Refused(Refusal.DEVICE_BUSY, f"{', '.join(busy)} held by {slot.id} ({slot.phase})")
         self._see(request.token)
         slot = Slot(request, Phase.PREPARING, request.deadline_ns)
-        return [Reserve(slot.id), self._put(slot)]
+        return [self._put(slot), Reserve(slot.id)]
 
     def start(
         self, slot_id: str, token: Token, env_add: dict[str, str], now_ns: int
@@ -362,7 +363,7 @@ class SlotTable:
         return [Drop(slot_id), persist, Announce(slot_id, slot.token, end)]
 
     def adopt_leftover(self, status: SlotStatus, *, empty: bool, now_ns: int) -> list[Action]:
-        """A slot of an earlier guardian. An exit that was proven then is kept as it was; noded never acknowledged it."""
+        """A slot of an earlier guardian. An exit proven then is kept as it was: noded never acknowledged it."""
         known = status.exit if status.exit is not None and status.exit.empty else None
         end = known or Exit(ExitReason.GUARDIAN_LOST, None, None, now_ns, "", empty)
         started = None

@@ -1,0 +1,220 @@
+"""One control group a slot: killed whole, seen empty, limited where the controllers are writable.
+
+Hosts differ: v2 only, v1 only, or both ("hybrid": v2 under `unified`, without controllers). So killing and limiting
+are looked for apart, each in v2 first. Every path is below `root` (normally /sys/fs/cgroup), which tests replace.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+CPU_PERIOD_US: Final = 100_000
+FREEZE_TRIES: Final = 20
+FREEZE_WAIT_SECONDS: Final = 0.001
+"""The v1 freezer is asked for at most 20 ms at a time; what it missed is killed by the next look 100 ms later."""
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Directories under which groups are made; None where that is not possible."""
+
+    unified: Path | None = None
+    unified_limits: bool = False
+    freezer: Path | None = None
+    memory: Path | None = None
+    cpu: Path | None = None
+
+    @property
+    def can_kill(self) -> bool:
+        return self.unified is not None or self.freezer is not None
+
+
+def find_places(root: Path, self_cgroup: str, name: str) -> Places:
+    """`self_cgroup` is the text of /proc/self/cgroup; `name` is the directory made beside our own group's children.
+
+    Makes the directories. Never raises: what cannot be made is None."""
+    own: dict[str, str] = {}
+    for line in self_cgroup.splitlines():
+        _, controllers, path = line.split(":", 2)
+        for controller in controllers.split(","):
+            own[controller] = path.lstrip("/")
+    unified = None
+    limits = False
+    for top in (root, root / "unified"):
+        if "" in own and (top / "cgroup.controllers").exists():
+            unified = _make(top / own[""] / name)
+            limits = unified is not None and _enable_limits(unified)
+            break
+    v1 = {
+        controller: _make(root / controller / own[controller] / name)
+        for controller in ("freezer", "memory", "cpu")
+        if controller in own and (root / controller / own[controller]).is_dir()
+    }
+    return Places(
+        unified=unified,
+        unified_limits=limits,
+        freezer=None if unified is not None else v1.get("freezer"),
+        memory=None if limits else v1.get("memory"),
+        cpu=None if limits else v1.get("cpu"),
+    )
+
+
+class Cgroup:
+    """The group of one slot, over all hierarchies."""
+
+    def __init__(self, places: Places, slot: str) -> None:
+        self._places = places
+        self._unified = places.unified / slot if places.unified else None
+        self._freezer = places.freezer / slot if places.freezer else None
+        self._memory = places.memory / slot if places.memory else None
+        self._cpu = places.cpu / slot if places.cpu else None
+
+    @property
+    def _all(self) -> list[Path]:
+        return [path for path in (self._unified, self._freezer, self._memory, self._cpu) if path is not None]
+
+    @property
+    def procs(self) -> list[str]:
+        """Files a process writes "0" to in order to join."""
+        return [str(path / "cgroup.procs") for path in self._all]
+
+    def create(self, cpu_millis: int, memory_bytes: int) -> None:
+        """0 means no limit. Raises OSError, also when a limit cannot be set although its controller is here."""
+        for path in self._all:
+            path.mkdir(exist_ok=True)
+        quota_us = max(1000, cpu_millis * CPU_PERIOD_US // 1000)
+        if self._unified is not None and self._places.unified_limits:
+            if memory_bytes:
+                _write(self._unified / "memory.max", str(memory_bytes))
+                _write(self._unified / "memory.oom.group", "1")
+            if cpu_millis:
+                _write(self._unified / "cpu.max", f"{quota_us} {CPU_PERIOD_US}")
+        if self._memory is not None and memory_bytes:
+            _write(self._memory / "memory.limit_in_bytes", str(memory_bytes))
+        if self._cpu is not None and cpu_millis:
+            _write(self._cpu / "cpu.cfs_period_us", str(CPU_PERIOD_US))
+            _write(self._cpu / "cpu.cfs_quota_us", str(quota_us))
+
+    def pids(self) -> list[int]:
+        """Processes of the group and of groups the task made below it."""
+        top = self._unified or self._freezer
+        if top is None:
+            return []
+        return [pid for path in (top, *_below(top)) for pid in _pids(path)]
+
+    def empty(self) -> bool:
+        if self._unified is not None:
+            events = _read(self._unified / "cgroup.events")
+            return events is None or "populated 0" in events
+        return not self.pids()
+
+    def kill(self) -> None:
+        """SIGKILL to all; returns before they are gone."""
+        if self._unified is not None and (self._unified / "cgroup.kill").exists():
+            with contextlib.suppress(OSError):
+                _write(self._unified / "cgroup.kill", "1")
+            return
+        # Without freezing, a fork bomb outruns a loop over its pids.
+        if self._unified is not None:
+            freeze = (self._unified / "cgroup.freeze", "1", "0", self._unified / "cgroup.events", "frozen 1")
+        elif self._freezer is not None:
+            state = self._freezer / "freezer.state"
+            freeze = (state, "FROZEN", "THAWED", state, "FROZEN")
+        else:
+            return
+        file, frozen, thawed, seen, word = freeze
+        with contextlib.suppress(OSError):
+            _write(file, frozen)
+            for _ in range(FREEZE_TRIES):
+                if word in (_read(seen) or word):
+                    break
+                time.sleep(FREEZE_WAIT_SECONDS)
+        try:
+            for pid in self.pids():
+                with contextlib.suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
+        finally:
+            with contextlib.suppress(OSError):
+                _write(file, thawed)
+
+    def oom_kills(self) -> int:
+        for path, name in ((self._unified, "memory.events"), (self._memory, "memory.oom_control")):
+            text = _read(path / name) if path is not None else None
+            for line in (text or "").splitlines():
+                key, _, value = line.partition(" ")
+                if key == "oom_kill" and value.isdigit():
+                    return int(value)
+        return 0
+
+    def remove(self) -> bool:
+        """False while a directory is still in use."""
+        for path in self._all:
+            for below in (*reversed(_below(path)), path):
+                try:
+                    below.rmdir()
+                except FileNotFoundError:
+                    continue
+                except OSError:
+                    return False
+        return True
+
+
+def remove_places(places: Places) -> None:
+    """At the end of a guardian; what is still in use stays."""
+    for path in (places.unified, places.freezer, places.memory, places.cpu):
+        if path is not None:
+            with contextlib.suppress(OSError):
+                path.rmdir()
+
+
+def _enable_limits(group: Path) -> bool:
+    """Controllers are given to children only by a group without processes of its own, so when we are alone in
+    ours (a delegated scope), we move one level down."""
+    parent = group.parent
+    wanted = "+memory +cpu"
+    try:
+        if {"memory", "cpu"} - set((_read(parent / "cgroup.subtree_control") or "").split()):
+            own = str(os.getpid())
+            if (parent / "cgroup.type").exists() and (_read(parent / "cgroup.procs") or "").split() == [own]:
+                leaf = parent / "virial-guardian"
+                leaf.mkdir(exist_ok=True)
+                _write(leaf / "cgroup.procs", own)
+            _write(parent / "cgroup.subtree_control", wanted)
+        _write(group / "cgroup.subtree_control", wanted)
+    except OSError:
+        return False
+    return True
+
+
+def _make(path: Path) -> Path | None:
+    try:
+        path.mkdir(exist_ok=True)
+    except OSError:
+        return None
+    return path if os.access(path, os.W_OK) else None
+
+
+def _below(path: Path) -> list[Path]:
+    return [Path(directory) / name for directory, names, _ in os.walk(path) for name in names]
+
+
+def _pids(path: Path) -> list[int]:
+    return [int(word) for word in (_read(path / "cgroup.procs") or "").split()]
+
+
+def _read(path: Path) -> str | None:
+    try:
+        return path.read_text()
+    except OSError:
+        return None
+
+
+def _write(path: Path, text: str) -> None:
+    with path.open("w") as file:
+        file.write(text)

@@ -1,0 +1,103 @@
+"""Questions about processes, asked of /proc. `procroot` is an argument so that tests can fake it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+PROC: Final = Path("/proc")
+MARK: Final = "VIRIAL_GUARD"
+"""Variable in every task's environment whose value names its data directory and slot: how strays are found again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    pid: int
+    ppid: int
+    start_ticks: int
+    zombie: bool
+
+
+def boot_id(procroot: Path = PROC) -> str:
+    return (procroot / "sys/kernel/random/boot_id").read_text().strip()
+
+
+def read_process(pid: int, procroot: Path = PROC) -> Process | None:
+    try:
+        text = (procroot / str(pid) / "stat").read_bytes().decode("ascii", "replace")
+    except OSError:
+        return None
+    # The command's name may contain spaces and brackets: everything counts from the last one.
+    fields = text.rpartition(")")[2].split()
+    if len(fields) < 20:
+        return None
+    return Process(pid, int(fields[1]), int(fields[19]), fields[0] in ("Z", "X"))
+
+
+def all_processes(procroot: Path = PROC) -> list[Process]:
+    found = (read_process(int(name), procroot) for name in os.listdir(procroot) if name.isdigit())
+    return [process for process in found if process is not None]
+
+
+def strays(mark: str, ancestor: int | None, procroot: Path = PROC) -> list[int]:
+    """Pids that descend from `ancestor` (itself left out) or carry the mark; no zombies, which hold nothing.
+
+    Best effort: a task may wipe its environment after it left its session."""
+    processes = [process for process in all_processes(procroot) if not process.zombie]
+    found: set[int] = set() if ancestor is None else {ancestor}
+    grew = ancestor is not None
+    while grew:
+        more = {process.pid for process in processes if process.ppid in found} - found
+        found |= more
+        grew = bool(more)
+    found.discard(ancestor or 0)
+    wanted = f"{MARK}={mark}".encode()
+    for process in processes:
+        if process.pid not in found and process.pid not in (os.getpid(), ancestor):
+            with contextlib.suppress(OSError):
+                environment = (procroot / str(process.pid) / "environ").read_bytes()
+                if wanted in environment.split(b"\0"):
+                    found.add(process.pid)
+    return sorted(found)
+
+
+def kill(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def open_pidfd(pid: int, start_ticks: int | None = None, parents: tuple[int | None, ...] = ()) -> int | None:
+    """A pidfd that is certainly of that process, or None when it is gone (and its pid may be someone else's)."""
+    try:
+        fd = os.pidfd_open(pid)
+    except OSError:
+        return None
+    process = read_process(pid)
+    right = (
+        process is not None
+        and (start_ticks is None or process.start_ticks == start_ticks)
+        and (not parents or process.ppid in parents)
+    )
+    if right and not has_exited(fd):
+        return fd
+    os.close(fd)
+    return None
+
+
+def has_exited(pidfd: int) -> bool:
+    """For the init of a PID namespace this also means that the namespace is empty: the kernel notifies of its exit
+    only after every other process of the namespace is gone."""
+    poller = select.poll()
+    poller.register(pidfd, select.POLLIN)
+    return bool(poller.poll(0))
+
+
+def send(pidfd: int | None, signum: int) -> None:
+    if pidfd is not None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            signal.pidfd_send_signal(pidfd, signum)

@@ -1,0 +1,525 @@
+"""The guardian's loop: carries out what the slot table decides and tells it what happened. One thread, never a disk."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import selectors
+import signal
+import socket
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from noded.run import slots
+from noded.run.calls import Calls
+from noded.run.fields import BadMessage
+from noded.run.leftovers import Leftover
+from noded.run.logs import Output, takes_output
+from noded.run.protocol import (
+    Event,
+    Hello,
+    Refusal,
+    SlotStatus,
+    Started,
+    TaskExit,
+    TaskProgress,
+    event_to_json,
+    status_to_json,
+)
+from noded.run.runner import TASK_CONNECTIONS_MAX, Runner, Site
+from noded.run.slots import Action, Outcome, Phase, Slot, SlotTable
+from noded.run.wire import Closed, Connection
+
+if TYPE_CHECKING:
+    from noded.run.fields import JsonObject
+    from noded.run.scribe import Scribe
+
+CHECK_SECONDS: Final = 0.1
+"""The lease clock is looked at least this often."""
+LOOK_SECONDS: Final = 0.01
+"""While something is being killed: how often to see whether it is gone."""
+PREPARE_NS: Final = 10_000_000_000
+"""A check of user, command and directory that takes longer hangs on a directory service or a file system."""
+PROGRESS_PERSIST_NS: Final = 1_000_000_000
+LEFTOVER_LOOK_NS: Final = 1_000_000_000
+CONTROL_CONNECTIONS_MAX: Final = 16
+DRAIN_CHUNKS: Final = 64
+SHUTDOWN_NS: Final = 15_000_000_000
+STOP_GRACE_MS_MAX: Final = 60_000
+"""SIGTERM comes when the host goes down; init systems wait 90 s by default."""
+
+Waiter = Callable[["Slot | None", "slots.Refused | None"], None]
+
+
+def boottime_ns() -> int:
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+
+
+def _noop(signum: int, frame: object) -> None:
+    return
+
+
+class Service:
+    """Everything the guardian does between start and end. `control` answers noded's requests (noded/run/control.py)."""
+
+    def __init__(
+        self,
+        *,
+        site: Site,
+        table: SlotTable,
+        scribe: Scribe,
+        listener: socket.socket,
+        nonce: str,
+        boot_id: str,
+        leftovers: list[Leftover],
+        on_request: Callable[[Service, Connection, JsonObject], None],
+    ) -> None:
+        self.site = site
+        self.table = table
+        self.nonce = nonce
+        self.boot_id = boot_id
+        self.calls = Calls()
+        self.noded: Connection | None = None
+        self.waiters: dict[str, list[Waiter]] = {}
+        self.runners: dict[str, Runner] = {}
+        self.stop_asked = False
+        self.stop_at_ns: int | None = None
+        self.on_stopped: list[Callable[[], None]] = []
+        self._scribe = scribe
+        self._listener = listener
+        self._stuck = {leftover.status.slot: leftover for leftover in leftovers}
+        self._stuck_look_ns = 0
+        self._on_request = on_request
+        self._selector = selectors.DefaultSelector()
+        self._control: set[Connection] = set()
+        self._paused: set[str] = set()
+        self._dirty: dict[str, SlotStatus] = {}
+        self._dirty_since_ns = 0
+        self._wake, wake_write = socket.socketpair()
+        self._wake.setblocking(False)
+        wake_write.setblocking(False)
+        self._wake_write = wake_write
+        # Without a handler of its own a signal does not reach the wake-up socket.
+        signal.signal(signal.SIGCHLD, _noop)
+        signal.set_wakeup_fd(wake_write.fileno(), warn_on_full_buffer=False)
+        self._watch(listener, selectors.EVENT_READ, self._accept_control)
+        self._watch(self._wake, selectors.EVENT_READ, self._on_wake)
+
+    # -- the loop
+
+    def run(self) -> None:
+        """Until a shutdown has emptied every slot."""
+        while not self._stopped():
+            ready = self._selector.select(self._timeout_seconds())
+            # Deadlines first: after a suspend the sockets are full of reports of tasks that had lost their lease.
+            self.tick()
+            for key, mask in ready:
+                current = self._selector.get_map().get(key.fd)
+                if current is not None and current.data is key.data:
+                    key.data(mask)
+                    self.tick()
+            self._look_at_killed()
+            self._housekeep()
+            if self.stop_asked and self.stop_at_ns is None:
+                self.begin_stop(STOP_GRACE_MS_MAX)
+        for done in self.on_stopped:
+            with contextlib.suppress(Closed):
+                done()
+
+    def begin_stop(self, grace_ms_max: int) -> None:
+        """Stops every slot, with its own grace but at most this; the loop ends once all are gone, or are stuck."""
+        longest_ms = 0
+        for slot in self.table.live():
+            grace_ms = min(slot.request.spec.grace_ms, grace_ms_max)
+            longest_ms = max(longest_ms, grace_ms)
+            stopped = self.table.stop(slot.id, grace_ms, boottime_ns())
+            if not isinstance(stopped, slots.Refused):
+                self.act(stopped)
+        self.stop_at_ns = boottime_ns() + longest_ms * slots.NS_PER_MS + SHUTDOWN_NS
+
+    def tick(self) -> None:
+        now_ns = boottime_ns()
+        wake_ns = self.table.next_wake_ns()
+        if wake_ns is not None and wake_ns <= now_ns:
+            self.act(self.table.tick(now_ns))
+
+    def _timeout_seconds(self) -> float:
+        if any(runner.killed_at_ns is not None for runner in self.runners.values() if self._is_live(runner)):
+            return LOOK_SECONDS
+        wake_ns = self.table.next_wake_ns()
+        if wake_ns is None:
+            return CHECK_SECONDS
+        return min(CHECK_SECONDS, max(0.0, (wake_ns - boottime_ns()) / 1e9))
+
+    def _is_live(self, runner: Runner) -> bool:
+        slot = self.table.get(runner.request.slot)
+        return slot is not None and slot.phase is not Phase.EXITED
+
+    def _stopped(self) -> bool:
+        if self.stop_at_ns is None:
+            return False
+        return not self.table.live() or boottime_ns() >= self.stop_at_ns
+
+    # -- actions
+
+    def act(self, actions: list[Action]) -> None:
+        for action in actions:
+            match action:
+                case slots.Reserve():
+                    self._reserve(action.slot)
+                case slots.Launch():
+                    self.runners[action.slot].launch(dict(action.env_add))
+                case slots.SetDeadline():
+                    self.runners[action.slot].set_deadline(action.deadline_ns)
+                case slots.Terminate():
+                    self.runners[action.slot].terminate()
+                case slots.Kill():
+                    self._cut_off(action.slot)
+                    if action.slot in self.runners:
+                        self.runners[action.slot].kill(boottime_ns())
+                case slots.Drop():
+                    self._cut_off(action.slot)
+                    self._let_go(action.slot)
+                case slots.Forget():
+                    self._cut_off(action.slot)
+                    self._let_go(action.slot)
+                    self._stuck.pop(action.slot, None)
+                    runner = self.runners.pop(action.slot, None)
+                    if runner is not None:
+                        runner.close()
+                case slots.Persist():
+                    self._persist(action.status)
+                case slots.Announce():
+                    self.emit(TaskExit(action.slot, action.token, action.exit))
+                    self.note("slot.ended", slot=action.slot, reason=action.exit.reason, empty=action.exit.empty)
+                    self.settle(action.slot)
+
+    def settle(self, slot_id: str, refused: slots.Refused | None = None) -> None:
+        """Answers whoever waits for this slot to be prepared or started."""
+        for waiter in self.waiters.pop(slot_id, []):
+            with contextlib.suppress(Closed):
+                waiter(self.table.get(slot_id), refused)
+
+    def emit(self, event: Event) -> None:
+        if self.noded is None or (isinstance(event, TaskProgress) and not self.noded.calm):
+            return
+        try:
+            self.noded.send(event_to_json(event))
+        except Closed as error:
+            self.drop_control(self.noded, str(error))
+
+    def note(self, name: str, **fields: object) -> None:
+        line = json.dumps({"event": name, "boottime_ns": boottime_ns(), **fields}, default=str)
+        self._scribe.note(line.encode() + b"\n")
+
+    def hello(self) -> Hello:
+        known = self.table.all()
+        return Hello(
+            nonce=self.nonce,
+            boot_id=self.boot_id,
+            pid=os.getpid(),
+            fencing=self.site.fencing,
+            slots=tuple(slot.status for slot in known if not slot.leftover),
+            leftovers=tuple(slot.status for slot in known if slot.leftover),
+        )
+
+    def _reserve(self, slot_id: str) -> None:
+        slot = self.table.get(slot_id)
+        assert slot is not None
+        # Short, and new each time: unix paths are limited, and an old client must not find a new task's socket.
+        name = hashlib.sha256(f"{self.nonce}/{slot_id}/{slot.token}".encode()).hexdigest()[:16] + ".sock"
+        try:
+            runner = self.runners[slot_id] = Runner(self.site, slot.request, name, boottime_ns())
+        except OSError as error:
+            # The rest of this call's actions come first: the slot must be known before it is given up.
+            self.waiters.setdefault(slot_id, [])
+            self._fail_prepare(slot_id, slots.Refused(Refusal.PREPARE_FAILED, f"{slot_id}: {error}"))
+            return
+        assert runner.control is not None
+        self._watch(runner.control, selectors.EVENT_READ, lambda _: self._on_launcher(slot_id, runner))
+        for output in runner.outputs:
+            self._watch(output.fd, selectors.EVENT_READ, lambda _, output=output: self._pump(runner, output))
+
+    def _fail_prepare(self, slot_id: str, refused: slots.Refused) -> None:
+        self.act(self.table.prepare_failed(slot_id))
+        self.settle(slot_id, refused)
+
+    def _cut_off(self, slot_id: str) -> None:
+        """Nothing this slot's task says is heard any more."""
+        runner = self.runners.get(slot_id)
+        if runner is None:
+            return
+        if runner.listener is not None:
+            self._unwatch(runner.listener)
+        for connection in runner.disconnect():
+            self._forget_task(runner, connection)
+        if runner.listener is not None:
+            runner.listener.close()
+            runner.listener = None
+
+    def _let_go(self, slot_id: str) -> None:
+        runner = self.runners.get(slot_id)
+        if runner is None:
+            return
+        if runner.control is not None:
+            self._unwatch(runner.control)
+            runner.control.close()
+            runner.control = None
+        self._drain(runner)
+        for output in runner.outputs:
+            if output.open:
+                self._unwatch(output.fd)
+                output.close()
+        runner.outputs = ()
+        runner.drop()
+
+    def _persist(self, status: SlotStatus) -> None:
+        self._dirty.pop(status.slot, None)
+        record = {**status_to_json(status), "boot_id": self.boot_id, "guardian_nonce": self.nonce}
+        self._scribe.status(status.slot, json.dumps(record).encode(), durable=True, released=status.state == "RELEASED")
+
+    # -- launchers
+
+    def _on_launcher(self, slot_id: str, runner: Runner) -> None:
+        if runner.control is None:
+            return
+        try:
+            messages = runner.control.receive()
+        except (Closed, BadMessage):
+            # Its reaping follows and tells the rest.
+            self._unwatch(runner.control)
+            return
+        for message in messages:
+            if self.runners.get(slot_id) is runner:
+                self._on_report(slot_id, runner, message)
+
+    def _on_report(self, slot_id: str, runner: Runner, message: JsonObject) -> None:
+        if "checked" in message:
+            try:
+                listener = runner.open_socket(message["checked"])
+            except OSError as error:
+                self._fail_prepare(slot_id, slots.Refused(Refusal.PREPARE_FAILED, f"{runner.socket_path}: {error}"))
+                return
+            self._watch(listener, selectors.EVENT_READ, lambda _: self._accept_task(slot_id, runner))
+            self.act(self.table.prepared(slot_id, runner.port))
+            self.settle(slot_id)
+        elif "refused" in message:
+            self._fail_prepare(slot_id, slots.Refused(Refusal(message["refused"]), message["message"]))
+        elif "init" in message:
+            runner.note_init(message["init"])
+        elif "started" in message:
+            started = Started(**message["started"])
+            runner.note_started(started)
+            self.act(self.table.started(slot_id, started))
+            self.settle(slot_id)
+        elif "failed" in message:
+            self._ended(slot_id, runner, Outcome(failure=message["failed"]))
+        elif "exit" in message:
+            status = message["exit"]
+            if os.WIFSIGNALED(status):
+                outcome = Outcome(signal=os.WTERMSIG(status), oom=os.WTERMSIG(status) == 9 and runner.oom())
+            else:
+                outcome = Outcome(code=os.WEXITSTATUS(status))
+            self._ended(slot_id, runner, outcome)
+
+    def _ended(self, slot_id: str, runner: Runner, outcome: Outcome) -> None:
+        slot = self.table.get(slot_id)
+        if slot is not None and slot.phase is Phase.PREPARING:
+            message = outcome.failure or "the task's helper process died"
+            self._fail_prepare(slot_id, slots.Refused(Refusal.PREPARE_FAILED, f"{slot_id}: {message}"))
+            return
+        self._drain(runner)
+        tail = runner.outputs[1].tail if runner.outputs else ""
+        ended = Outcome(outcome.code, outcome.signal, outcome.oom, outcome.failure, tail)
+        self.act(self.table.ended(slot_id, ended, boottime_ns()))
+
+    def _on_wake(self, _: int) -> None:
+        with contextlib.suppress(BlockingIOError):
+            self._wake.recv(4096)
+        while True:
+            try:
+                pid, _status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if pid == self._scribe.pid:
+                self._unwatch(self._scribe.fd)
+                self._scribe.lost()
+                continue
+            # Others are inits or strays that came to us as the nearest subreaper: reaping them is all they need.
+            for slot_id, runner in list(self.runners.items()):
+                if runner.launcher_pid == pid:
+                    self._on_launcher(slot_id, runner)
+                    runner.launcher_pid = None
+                    self._ended(slot_id, runner, Outcome(signal=int(signal.SIGKILL)))
+
+    def _look_at_killed(self) -> None:
+        now_ns = boottime_ns()
+        for slot_id, runner in list(self.runners.items()):
+            slot = self.table.get(slot_id)
+            if slot is None or slot.phase is Phase.EXITED:
+                continue
+            if runner.killed_at_ns is not None:
+                if runner.empty():
+                    self.act(self.table.emptied(slot_id, now_ns))
+                else:
+                    runner.kill(now_ns)
+            elif slot.phase is Phase.PREPARING and now_ns - runner.born_ns > PREPARE_NS:
+                refused = slots.Refused(Refusal.PREPARE_FAILED, f"{slot_id}: user, command or cwd: no answer in 10 s")
+                self._fail_prepare(slot_id, refused)
+        if self._stuck and now_ns - self._stuck_look_ns >= LEFTOVER_LOOK_NS:
+            self._stuck_look_ns = now_ns
+            for slot_id in [slot_id for slot_id, leftover in self._stuck.items() if leftover.kill()]:
+                del self._stuck[slot_id]
+                self.act(self.table.emptied(slot_id, now_ns))
+
+    # -- output and housekeeping
+
+    def _pump(self, runner: Runner, output: Output) -> None:
+        fd = output.fd
+        if not output.pump(self._scribe, boottime_ns()) and (not output.open or self._scribe.full):
+            self._unwatch(fd)
+            if output.open:
+                self._paused.add(runner.request.slot)
+
+    def _drain(self, runner: Runner) -> None:
+        """What the pipes hold now; bounded, because others than the ended task may still be writing."""
+        for output in runner.outputs:
+            fd = output.fd
+            for _ in range(DRAIN_CHUNKS):
+                if not output.open or not output.pump(self._scribe, boottime_ns()):
+                    break
+            if not output.open:
+                self._unwatch(fd)
+
+    def _housekeep(self) -> None:
+        now_ns = boottime_ns()
+        if self._scribe.revive():
+            for slot in self.table.all():
+                self._persist(slot.status)
+        self._scribe.flush()
+        if self._scribe.alive:
+            watched = self._scribe.fd in self._selector.get_map()
+            if watched and self._scribe.idle:
+                self._unwatch(self._scribe.fd)
+            elif not watched and not self._scribe.idle:
+                self._watch(self._scribe.fd, selectors.EVENT_WRITE, lambda _: self._scribe.flush())
+        for slot_id in list(self._paused) if takes_output(self._scribe, now_ns) else []:
+            runner = self.runners.get(slot_id)
+            self._paused.discard(slot_id)
+            for output in runner.outputs if runner is not None else ():
+                if output.open and output.fd not in self._selector.get_map():
+                    assert runner is not None
+                    self._watch(
+                        output.fd, selectors.EVENT_READ, lambda _, output=output, r=runner: self._pump(r, output)
+                    )
+        if self._dirty and now_ns - self._dirty_since_ns >= PROGRESS_PERSIST_NS:
+            for status in list(self._dirty.values()):
+                self._persist(status)
+        for connection in [*self._control, *(c for runner in self.runners.values() for c in runner.connections)]:
+            key = self._selector.get_map().get(connection.fileno())
+            wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.pending else 0)
+            if key is not None and key.events != wanted:
+                self._selector.modify(connection, wanted, key.data)
+
+    # -- noded
+
+    def _accept_control(self, _: int) -> None:
+        with contextlib.suppress(OSError):
+            sock, _address = self._listener.accept()
+            if len(self._control) >= CONTROL_CONNECTIONS_MAX:
+                sock.close()
+                return
+            connection = Connection(sock)
+            self._control.add(connection)
+            self._watch(connection, selectors.EVENT_READ, lambda mask: self._on_control(connection, mask))
+
+    def _on_control(self, connection: Connection, mask: int) -> None:
+        try:
+            if mask & selectors.EVENT_WRITE:
+                connection.flush()
+            if mask & selectors.EVENT_READ:
+                for message in connection.receive():
+                    self.tick()
+                    self._on_request(self, connection, message)
+        except (Closed, BadMessage) as error:
+            self.drop_control(connection, str(error))
+
+    def drop_control(self, connection: Connection, why: str) -> None:
+        if connection not in self._control:
+            return
+        self.note("control.closed", why=why)
+        self._control.discard(connection)
+        self._unwatch(connection)
+        connection.close()
+        if self.noded is connection:
+            self.noded = None
+
+    # -- tasks
+
+    def _accept_task(self, slot_id: str, runner: Runner) -> None:
+        with contextlib.suppress(OSError):
+            assert runner.listener is not None
+            sock, _address = runner.listener.accept()
+            if len(runner.connections) >= TASK_CONNECTIONS_MAX:
+                sock.close()
+                return
+            connection = Connection(sock)
+            runner.connections.add(connection)
+            self._watch(connection, selectors.EVENT_READ, lambda mask: self._on_task(slot_id, runner, connection, mask))
+
+    def _on_task(self, slot_id: str, runner: Runner, connection: Connection, mask: int) -> None:
+        try:
+            if mask & selectors.EVENT_WRITE:
+                connection.flush()
+            messages = connection.receive() if mask & selectors.EVENT_READ else []
+            for message in messages:
+                self.tick()
+                slot = self.table.get(slot_id)
+                if connection not in runner.connections or slot is None:
+                    return
+                event = self.calls.handle(slot, connection, message, boottime_ns())
+                if isinstance(event, TaskProgress):
+                    self._progress(event)
+                if event is not None:
+                    self.emit(event)
+        except (Closed, BadMessage) as error:
+            self.note("task.disconnected", slot=slot_id, why=str(error))
+            runner.connections.discard(connection)
+            self._forget_task(runner, connection)
+
+    def _progress(self, event: TaskProgress) -> None:
+        for action in self.table.progressed(event.slot, event.progress):
+            if isinstance(action, slots.Persist):
+                # A file for each step would wear the disk: the newest is written once a second.
+                if not self._dirty:
+                    self._dirty_since_ns = event.progress.at_ns
+                self._dirty[event.slot] = action.status
+
+    def _forget_task(self, runner: Runner, connection: Connection) -> None:
+        runner.connections.discard(connection)
+        self.calls.forget(connection)
+        self._unwatch(connection)
+        connection.close()
+
+    def push(self, slot_id: str, message: JsonObject) -> None:
+        runner = self.runners.get(slot_id)
+        for connection in list(runner.connections) if runner is not None else []:
+            try:
+                connection.send(message)
+            except Closed:
+                assert runner is not None
+                self._forget_task(runner, connection)
+
+    # -- selector
+
+    def _watch(self, source: socket.socket | Connection | int, events: int, handler: Callable[[int], None]) -> None:
+        self._selector.register(source, events, handler)
+
+    def _unwatch(self, source: socket.socket | Connection | int) -> None:
+        with contextlib.suppress(KeyError, ValueError):
+            self._selector.unregister(source)

@@ -1,0 +1,73 @@
+"""A non-blocking line connection with bounds on both sides, for the guardian's loop."""
+
+from __future__ import annotations
+
+import socket
+from typing import TYPE_CHECKING, Final
+
+from noded.run.protocol import LineSplitter, decode_line, encode_line
+
+if TYPE_CHECKING:
+    from noded.run.fields import JsonObject
+
+READ_BYTES: Final = 1 << 16
+OUT_BYTES_MAX: Final = 16 << 20
+CALM_BYTES_MAX: Final = 1 << 20
+
+
+class Closed(Exception):
+    """The other end is gone, or does not read what it is sent."""
+
+
+class Connection:
+    """One peer. The loop calls receive when readable, flush when writable."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        self.sock = sock
+        self._splitter = LineSplitter()
+        self._out = bytearray()
+
+    def fileno(self) -> int:
+        return self.sock.fileno()
+
+    def receive(self) -> list[JsonObject]:
+        """Whole messages that have come. Raises Closed at the end, BadMessage for what is not the protocol."""
+        try:
+            data = self.sock.recv(READ_BYTES)
+        except BlockingIOError:
+            return []
+        except OSError as error:
+            raise Closed(str(error)) from None
+        if not data:
+            raise Closed("end of stream")
+        return [decode_line(line) for line in self._splitter.feed(data)]
+
+    def send(self, message: JsonObject) -> None:
+        """Queues and tries at once. Raises Closed when the peer lets more than OUT_BYTES_MAX pile up."""
+        self._out += encode_line(message)
+        self.flush()
+        if len(self._out) > OUT_BYTES_MAX:
+            raise Closed(f"{len(self._out)} bytes unread by the peer")
+
+    def flush(self) -> None:
+        try:
+            while self._out:
+                sent = self.sock.send(self._out[:READ_BYTES])
+                del self._out[:sent]
+        except BlockingIOError:
+            return
+        except OSError as error:
+            raise Closed(str(error)) from None
+
+    @property
+    def pending(self) -> bool:
+        return bool(self._out)
+
+    @property
+    def calm(self) -> bool:
+        """False when the peer is behind: what may be lost (progress) is then left out."""
+        return len(self._out) < CALM_BYTES_MAX
+
+    def close(self) -> None:
+        self.sock.close()

@@ -55,6 +55,7 @@ SEEDED: list[tuple[Check, str, str]] = [
     (walls.compiled_imports, "controld/replica/leader.py", "from virialpb.v1 import job_pb2_grpc\n"),
     (walls.folder_imports, "controld/service/job.py", "import client\n"),
     (walls.folder_imports, "tests/unit/test_x.py", "from client.virial import Client\n"),
+    (walls.slow_unit_tests, "tests/unit/test_x.py", "import time\n"),
     (third_party_of_client, "client/virial/models.py", "import numpy\n"),
     (third_party_of_agent, "noded/collect/cpu.py", "import numpy\n"),
 ]

@@ -162,6 +162,16 @@ def folder_imports(root: Path) -> list[str]:
     ]
 
 
+def slow_unit_tests(root: Path) -> list[str]:
+    """Unit tests and properties read no clock and wait for nothing: time is an argument of what they call."""
+    return [
+        f"{name}:{found.line}: a unit test imports {found.module}; pass the time in, or make it an integration test"
+        for name, path in python_files(root, "tests/unit", "tests/property")
+        for found in imports_of(path)
+        if found.module in {"time", "time.sleep", "time.monotonic", "time.time", "asyncio.sleep"}
+    ]
+
+
 def third_party_imports(root: Path, allowed: frozenset[str], *folders: str, apart: tuple[str, ...] = ()) -> list[str]:
     """Files under `folders`, but for the globs `apart`, import no distribution but those of `allowed` (lower case)."""
     owners = packages_distributions()

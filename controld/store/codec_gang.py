@@ -42,6 +42,7 @@ def job(value: Job) -> pb.Job:
         first_error=None if value.first_error is None else _error(value.first_error),
         end_time_unix_ns=value.end_time_unix_ns,
         highest_step=value.highest_step,
+        number=value.number,
     )
 
 
@@ -62,6 +63,7 @@ def from_job(value: pb.Job) -> Job:
         first_error=_from_error(value.first_error) if value.HasField("first_error") else None,
         end_time_unix_ns=value.end_time_unix_ns,
         highest_step=value.highest_step if value.HasField("highest_step") else _STEP_BEFORE_THE_FIRST,
+        number=value.number,
     )
 
 

@@ -789,6 +789,7 @@ class Job(_message.Message):
     FIRST_ERROR_FIELD_NUMBER: _builtins.int
     END_TIME_UNIX_NS_FIELD_NUMBER: _builtins.int
     HIGHEST_STEP_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     state: _builtins.str
     create_time_unix_ns: _builtins.int
@@ -800,6 +801,7 @@ class Job(_message.Message):
     end_time_unix_ns: _builtins.int
     highest_step: _builtins.int
     """-1 before the first step, which is not absent."""
+    number: _builtins.int
     @_builtins.property
     def spec(self) -> Global___JobSpec: ...
     @_builtins.property
@@ -822,10 +824,11 @@ class Job(_message.Message):
         first_error: Global___TaskError | None = ...,
         end_time_unix_ns: _builtins.int = ...,
         highest_step: _builtins.int | None = ...,
+        number: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_highest_step", b"_highest_step", "first_error", b"first_error", "highest_step", b"highest_step", "spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_highest_step", b"_highest_step", "checkpoint_counter", b"checkpoint_counter", "create_time_unix_ns", b"create_time_unix_ns", "end_time_unix_ns", b"end_time_unix_ns", "first_error", b"first_error", "fruitless_generations", b"fruitless_generations", "generation", b"generation", "highest_step", b"highest_step", "id", b"id", "owner", b"owner", "restart_times_unix_ns", b"restart_times_unix_ns", "restarts", b"restarts", "spec", b"spec", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_highest_step", b"_highest_step", "checkpoint_counter", b"checkpoint_counter", "create_time_unix_ns", b"create_time_unix_ns", "end_time_unix_ns", b"end_time_unix_ns", "first_error", b"first_error", "fruitless_generations", b"fruitless_generations", "generation", b"generation", "highest_step", b"highest_step", "id", b"id", "number", b"number", "owner", b"owner", "restart_times_unix_ns", b"restart_times_unix_ns", "restarts", b"restarts", "spec", b"spec", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__highest_step: _TypeAlias = _typing.Literal["highest_step"]  # noqa: Y015
     _WhichOneofArgType__highest_step: _TypeAlias = _typing.Literal["_highest_step", b"_highest_step"]  # noqa: Y015

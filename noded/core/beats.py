@@ -1,0 +1,72 @@
+"""When a beat is due, and how much of everything fits into one: control messages stay below 64 KiB."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+from noded.core.lease import NS_PER_MS
+from noded.core.messages import SlotStatus, TaskExit
+
+INTERVAL_MS: Final = 1_000
+INTERVAL_MS_MIN: Final = 50
+INTERVAL_MS_MAX: Final = 10_000
+COALESCE_NS: Final = 20 * NS_PER_MS
+"""A change of a slot is told at once, but the changes of a whole gang within 20 ms share a beat."""
+UNANSWERED_NS: Final = 3_000 * NS_PER_MS
+"""No ack for so long: the bytes stop somewhere although nothing is closed. Dial another connection."""
+READINGS_MAX: Final = 400
+_TAILS_BYTES: Final = 16 * 1024
+_METRICS: Final = 256
+_DETAIL_MAX: Final = 512
+
+
+class BeatClock:
+    """`last_seq` only grows, over reconnects and incarnations alike, so that an ack names one beat for ever."""
+
+    def __init__(self) -> None:
+        self.interval_ns = INTERVAL_MS * NS_PER_MS
+        self.last_seq = 0
+        self.last_sent_ns = 0
+        self.heard_ns = 0
+
+    def next(self, now_ns: int) -> int:
+        self.last_seq += 1
+        self.last_sent_ns = now_ns
+        return self.last_seq
+
+    def due_ns(self, *, changed: bool) -> int:
+        """When the next beat is to go out."""
+        return self.last_sent_ns + (COALESCE_NS if changed else self.interval_ns)
+
+    def set_interval(self, interval_ms: int) -> None:
+        self.interval_ns = min(max(interval_ms, INTERVAL_MS_MIN), INTERVAL_MS_MAX) * NS_PER_MS
+
+    def unanswered(self, now_ns: int) -> bool:
+        return self.heard_ns + UNANSWERED_NS <= now_ns
+
+
+def fitted(statuses: tuple[SlotStatus, ...]) -> tuple[SlotStatus, ...]:
+    """The same slots with their texts and metrics shortened so that all of them fit into one message."""
+    tails = sum(1 for status in statuses if status.exit is not None)
+    metrics = sum(1 for status in statuses if status.metrics)
+    tail_max = _TAILS_BYTES // max(tails, 4)
+    metrics_max = _METRICS // max(metrics, 4)
+    return tuple(_fit(status, tail_max, metrics_max) for status in statuses)
+
+
+def _fit(status: SlotStatus, tail_max: int, metrics_max: int) -> SlotStatus:
+    return replace(
+        status,
+        exit=None if status.exit is None else _fit_exit(status.exit, tail_max),
+        metrics=status.metrics[:metrics_max],
+        failure_detail=status.failure_detail[:_DETAIL_MAX],
+    )
+
+
+def _fit_exit(task_exit: TaskExit, tail_max: int) -> TaskExit:
+    tail = task_exit.stderr_tail.encode("utf-8", "replace")
+    if len(tail) <= tail_max:
+        return task_exit
+    # The end says what went wrong. Cutting may split a character, and a replacement mark is longer than one byte.
+    return replace(task_exit, stderr_tail=tail[-tail_max:].decode("utf-8", "ignore"))

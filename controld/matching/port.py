@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from controld.core.ids import CheckpointId, Incarnation, JobId, NodeUid
 from controld.core.model import Device, DeviceGrant
@@ -125,3 +126,17 @@ class Plan:
 
 
 Planner = Callable[[Snapshot, tuple[Pending, ...]], Plan]
+
+
+class PlannerLostError(Exception):
+    """The planner died or did not answer in time. Nothing was decided: ask again, with a new snapshot."""
+
+
+class PlannerPort(Protocol):
+    """Where plans are made. One request at a time."""
+
+    async def plan(self, snapshot: Snapshot, pending: tuple[Pending, ...]) -> Plan:
+        """Raises PlannerLostError."""
+        ...
+
+    async def close(self) -> None: ...

@@ -1,0 +1,97 @@
+"""Calls from inside tasks: decided like any command, answered with its outcome, never before it is durable.
+
+A wait for an open checkpoint is kept here until the checkpoint's record changes; it costs a future, no tick.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from controld.core import keys
+from controld.core.agent import CheckpointWaitCall, TaskCall, TaskReply
+from controld.core.model import CheckpointState
+from controld.core.outcome import Refused
+from controld.reconcile.calls import command_for_call, reply_for
+from controld.replica.errors import OverloadedError, RefusedError, SessionClosedError
+from controld.replica.hub import CommittedBatch
+from controld.replica.office import Office
+from controld.replica.outbox import OutboxFullError
+from controld.replica.session import NodeSession
+from controld.replica.writer import Source
+from controld.store.port import StoreError
+from virialpb.reasons import Reason
+
+_SessionFutures = dict[asyncio.Future[None], NodeSession]
+
+
+class Calls:
+    def __init__(self, office: Office) -> None:
+        self._office = office
+        # Store key of a checkpoint -> who waits for a change of it.
+        self._waits: dict[str, _SessionFutures] = {}
+
+    def take(self, session: NodeSession, call: TaskCall) -> None:
+        """Answered later by a TaskReply, at once when the session has too many calls open."""
+        if session.calls >= self._office.settings.session_calls_max:
+            self._answer(session, reply_for(call, Refused(Reason.OVERLOADED, call.slot)))
+            return
+        session.calls += 1
+        self._office.crew.start(self._serve(session, call), f"call {call.slot}", vital=False)
+
+    def committed(self, batch: CommittedBatch) -> None:
+        for change in batch.changes:
+            for future in self._waits.pop(change.key, {}):
+                if not future.done():
+                    future.set_result(None)
+
+    def left(self, session: NodeSession, error: SessionClosedError) -> None:
+        """Nobody is there to be answered: waits end, commands on their way do not."""
+        for waits in self._waits.values():
+            for future, owner in waits.items():
+                if owner is session and not future.done():
+                    future.set_exception(error)
+
+    async def _serve(self, session: NodeSession, call: TaskCall) -> None:
+        try:
+            reply = await self._reply(session, call)
+        except SessionClosedError:
+            return
+        except (StoreError, OverloadedError) as error:
+            reply = reply_for(call, Refused(error.reason, call.slot))
+        finally:
+            session.calls -= 1
+        self._answer(session, reply)
+
+    async def _reply(self, session: NodeSession, call: TaskCall) -> TaskReply:
+        office = self._office
+        while True:
+            wanted = command_for_call(call, session.uid, office.state)
+            if not isinstance(wanted, TaskReply):
+                try:
+                    return reply_for(call, await office.writer.offer(wanted, Source.AGENT))
+                except RefusedError as error:
+                    return reply_for(call, error.refused)
+            if not isinstance(call.call, CheckpointWaitCall) or wanted.state != CheckpointState.BEGUN.value:
+                # A read: it may say "no such checkpoint" only while this is still the leader.
+                await office.barrier.wait()
+                return wanted
+            await self._changed(keys.checkpoint(call.token.job, call.call.checkpoint), session)
+
+    async def _changed(self, key: str, session: NodeSession) -> None:
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        waits = self._waits.setdefault(key, {})
+        waits[future] = session
+        try:
+            await future
+        finally:
+            waits.pop(future, None)
+            if not waits and self._waits.get(key) is waits:
+                del self._waits[key]
+
+    @staticmethod
+    def _answer(session: NodeSession, reply: TaskReply) -> None:
+        try:
+            session.outbox.put(reply)
+        except OutboxFullError:
+            message = "the agent does not read: too many answers wait for it"
+            session.end(SessionClosedError(Reason.OVERLOADED, message))

@@ -1,0 +1,80 @@
+"""What waits to be sent to one agent: bounded, and it never makes anyone wait.
+
+Answers (welcome, acknowledgements, task replies) go first and are never dropped; of acknowledgements the newest
+says all. Orders are level-triggered, given again by later ticks: an equal one waits once, and the oldest are
+dropped when there are too many. So one hung agent costs its own bound and nothing else (H13).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+from controld.core.agent import BeatAck, Order, SessionRefused, TaskReply, Welcome
+
+
+class OutboxFullError(Exception):
+    """More answers wait than the bound allows: the agent does not read."""
+
+
+class Outbox:
+    def __init__(self, *, orders_max: int, replies_max: int) -> None:
+        self._orders_max = orders_max
+        self._replies_max = replies_max
+        self._answers: deque[Welcome | TaskReply | SessionRefused] = deque()
+        self._ack: BeatAck | None = None
+        self._orders: dict[Order, None] = {}
+        self._ready = asyncio.Event()
+        self._closed: Exception | None = None
+        self.dropped = 0
+
+    def __len__(self) -> int:
+        return len(self._answers) + len(self._orders) + (self._ack is not None)
+
+    def put(self, order: Order) -> None:
+        """Raises OutboxFullError. After `close` nothing is kept."""
+        if self._closed is not None:
+            return
+        match order:
+            case BeatAck():
+                self._ack = order
+            case Welcome() | TaskReply() | SessionRefused():
+                if len(self._answers) >= self._replies_max:
+                    raise OutboxFullError
+                self._answers.append(order)
+            case _:
+                self._put_order(order)
+        self._ready.set()
+
+    def _put_order(self, order: Order) -> None:
+        if order in self._orders:
+            return
+        if len(self._orders) >= self._orders_max:
+            del self._orders[next(iter(self._orders))]
+            self.dropped += 1
+        self._orders[order] = None
+
+    def close(self, error: Exception) -> None:
+        """`take` gives out the answers that wait, then raises `error`; orders and acknowledgements are gone."""
+        if self._closed is None:
+            self._closed = error
+            self._ack = None
+            self._orders.clear()
+            self._ready.set()
+
+    async def take(self) -> Order:
+        """The next thing to send. For one reader. Raises what it was closed with."""
+        while True:
+            if self._answers:
+                return self._answers.popleft()
+            if self._ack is not None:
+                ack, self._ack = self._ack, None
+                return ack
+            if self._orders:
+                order = next(iter(self._orders))
+                del self._orders[order]
+                return order
+            if self._closed is not None:
+                raise self._closed
+            self._ready.clear()
+            await self._ready.wait()

@@ -1,0 +1,235 @@
+"""The single writer: commands wait in a bounded queue; all that wait are decided on the head and committed at once.
+
+Every answer of a batch, refusals too, was decided on state that the batch makes durable, so all of them wait
+for its commit and share its outcome. A batch that changes nothing proves leadership by a barrier instead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+
+from controld.core.commands import Command, Now
+from controld.core.outcome import Outcome, Refused, Reply
+from controld.core.state import State
+from controld.core.transitions import decide
+from controld.replica.batch import Batch
+from controld.replica.clock import Clock, now
+from controld.replica.errors import OverloadedError, RefusedError
+from controld.replica.hub import CommittedBatch
+from controld.replica.observe import Log, LogName, Observer
+from controld.replica.settings import LeaderSettings
+from controld.replica.states import fork
+from controld.store.port import (
+    DeposedError,
+    Leadership,
+    OutcomeUnknownError,
+    StorageFullError,
+    Store,
+    StoredChange,
+    StoreError,
+)
+from virialpb.reasons import Reason
+
+
+class Source(Enum):
+    """Who asks. Each has a bound of its own: a flood of requests must not keep an expiry or a release out."""
+
+    USER = "user"
+    AGENT = "agent"
+    LEADER = "leader"
+
+
+Decision = Callable[[State, Now], Outcome]
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    name: str
+    source: Source
+    decision: Decision
+    future: asyncio.Future[Reply]
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """What the leader is told of a commit, after the committed state has it."""
+
+    batch: CommittedBatch
+    size_bytes: int
+
+
+class Writer:
+    def __init__(
+        self,
+        *,
+        store: Store,
+        leadership: Leadership,
+        committed: State,
+        clock: Clock,
+        settings: LeaderSettings,
+        observer: Observer,
+        log: Log,
+        on_commit: Callable[[Committed], None],
+        on_lost: Callable[[StoreError], None],
+    ) -> None:
+        self.committed = committed
+        self._head = fork(committed)
+        self._store = store
+        self._leadership = leadership
+        self._clock = clock
+        self._settings = settings
+        self._observer = observer
+        self._log = log
+        self._on_commit = on_commit
+        self._on_lost = on_lost
+        self._queue: deque[_Waiting] = deque()
+        self._counts = dict.fromkeys(Source, 0)
+        self._bounds = {
+            Source.USER: settings.queue_commands_max,
+            Source.AGENT: settings.queue_commands_max,
+            Source.LEADER: settings.queue_own_commands_max,
+        }
+        self._wake = asyncio.Event()
+        self._closed: StoreError | None = None
+        self._seq = 1
+
+    def offer(self, command: Command, source: Source) -> asyncio.Future[Reply]:
+        """Queue a command. The future raises RefusedError or a StoreError. Raises OverloadedError, StoreError."""
+        return self.offer_decision(type(command).__name__, lambda state, at: decide(state, command, at), source)
+
+    def offer_decision(self, name: str, decision: Decision, source: Source) -> asyncio.Future[Reply]:
+        """Queue anything decided on the head state. `name` is for logs and counts."""
+        if self._closed is not None:
+            raise self._closed
+        if self._counts[source] >= self._bounds[source]:
+            raise OverloadedError(f"{self._counts[source]} commands wait already")
+        future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        self._queue.append(_Waiting(name, source, decision, future))
+        self._counts[source] += 1
+        self._wake.set()
+        return future
+
+    def close(self, error: StoreError) -> None:
+        """Decide nothing more; what waits undecided fails with `error`, and nothing of it was written."""
+        if self._closed is None:
+            self._closed = error
+        while self._queue:
+            waiting = self._take()
+            _fail(waiting.future, error)
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Until closed. A batch under way is finished first."""
+        while self._closed is None:
+            await self._wake.wait()
+            self._wake.clear()
+            while self._queue and self._closed is None:
+                await self._finish(self._gather())
+
+    def _take(self) -> _Waiting:
+        waiting = self._queue.popleft()
+        self._counts[waiting.source] -= 1
+        return waiting
+
+    def _gather(self) -> Batch[_Waiting]:
+        self._observer.queued(len(self._queue))
+        at = now(self._clock)
+        batch: Batch[_Waiting] = Batch(self._settings.batch_operations_max, self._settings.batch_bytes_max)
+        while self._queue and len(batch.answers) < self._settings.batch_commands_max:
+            waiting = self._queue[0]
+            # Its caller is gone and nothing was decided: as if it had never come.
+            if not waiting.future.done() and not self._admit(batch, waiting, at):
+                break
+            self._take()
+        return batch
+
+    def _admit(self, batch: Batch[_Waiting], waiting: _Waiting, at: Now) -> bool:
+        try:
+            return batch.admit(waiting, waiting.decision(self._head, at), self._head, at)
+        except Exception as error:  # noqa: BLE001 - a broken rule or codec fails its own command, never the leader
+            self._log(LogName.COMMAND_BROKEN, command=waiting.name, error=repr(error))
+            return batch.admit(waiting, Refused(Reason.INVARIANT_BROKEN, detail=waiting.name), self._head, at)
+
+    async def _finish(self, batch: Batch[_Waiting]) -> None:
+        try:
+            if batch.stored:
+                await self._commit(batch)
+            elif batch.answers:
+                await self._store.barrier(self._leadership)
+        except asyncio.CancelledError:
+            self._fail_batch(batch, OutcomeUnknownError("the controller stopped while the commit was under way"))
+            raise
+        except StorageFullError as error:
+            # Nothing was written: the committed state is the truth, and the same seq is used again.
+            self._head = fork(self.committed)
+            self._fail_batch(batch, error)
+        except DeposedError as error:
+            self._fail_batch(batch, error)
+            self._on_lost(error)
+        except OutcomeUnknownError as error:
+            self._fail_batch(batch, error)
+            if batch.stored:
+                self._on_lost(error)
+        except Exception as error:  # noqa: BLE001 - whatever the store did, its outcome is not known
+            unknown = OutcomeUnknownError(f"the store failed: {error!r}")
+            self._fail_batch(batch, unknown)
+            self._on_lost(unknown)
+        else:
+            self._answer(batch)
+
+    async def _commit(self, batch: Batch[_Waiting]) -> None:
+        """Commit and make it visible. Raises StoreError."""
+        stored = tuple(batch.stored.values())
+        began_ns = self._clock.boottime_ns()
+        revision = await self._commit_retried(stored)
+        if revision <= self.committed.revision:
+            raise OutcomeUnknownError(f"revision {revision} after {self.committed.revision}: the store went back")
+        self._seq += 1
+        changes = tuple(batch.changes.values())
+        self.committed.apply(changes, revision)
+        self._head.confirm(changes, revision)
+        elapsed_ns = self._clock.boottime_ns() - began_ns
+        self._observer.committed(len(batch.answers), len(stored), elapsed_ns / 1e9)
+        self._on_commit(Committed(CommittedBatch(revision, changes, tuple(batch.events)), batch.size_bytes))
+
+    async def _commit_retried(self, stored: tuple[StoredChange, ...]) -> int:
+        """The SAME transaction again while its outcome is unknown: the store applies a seq once.
+
+        Once one attempt is in doubt, "deposed" or "full" from a later one says nothing about the first.
+        """
+        for attempt in range(1, self._settings.commit_attempts_max + 1):
+            try:
+                return await self._store.commit(self._leadership, self._seq, stored)
+            except OutcomeUnknownError as error:
+                doubt = error
+            except StoreError as error:
+                if attempt == 1:
+                    raise
+                raise OutcomeUnknownError(f"a commit in doubt could not be repeated: {error}") from error
+            self._log(LogName.COMMIT_RETRIED, attempt=attempt, error=str(doubt))
+            if attempt == self._settings.commit_attempts_max:
+                raise doubt
+            await asyncio.sleep(self._settings.commit_retry_seconds * 2 ** (attempt - 1))
+        raise ValueError("commit_attempts_max must be at least 1")
+
+    def _answer(self, batch: Batch[_Waiting]) -> None:
+        for waiting, outcome in batch.answers:
+            if isinstance(outcome, Refused):
+                self._observer.refused(waiting.name, outcome.reason)
+                _fail(waiting.future, RefusedError(outcome))
+            elif not waiting.future.done():
+                waiting.future.set_result(outcome.reply)
+
+    def _fail_batch(self, batch: Batch[_Waiting], error: StoreError) -> None:
+        self._log(LogName.COMMIT_FAILED, commands=len(batch.answers), reason=error.reason, error=str(error))
+        for waiting, _ in batch.answers:
+            _fail(waiting.future, error)
+
+
+def _fail(future: asyncio.Future[Reply], error: Exception) -> None:
+    if not future.done():
+        future.set_exception(error)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from controld.core import keys
 from controld.core.model import Checkpoint, Generation, Job, JobState, Member, TaskError
+from controld.core.spec import JobSpec
 from controld.core.state import State
 from controld.health.view import View
 from controld.matching.port import UnfitCount, Unplaced
@@ -138,3 +139,13 @@ def _revision(job: Job, current: Generation | None, state: State) -> int:
     if current is not None:
         touched.append(keys.generation(job.id, current.number))
     return max(state.modified.get(key, 0) for key in touched)
+
+
+def planned_job(job_id: str, spec: JobSpec) -> job_pb2.Job:
+    """What a submission would make, with every default filled in; nothing was committed."""
+    return job_pb2.Job(
+        name=job_name(job_id),
+        spec=spec_to_proto(spec),
+        state=state_to_proto(JobState.PENDING),
+        progress_step=-1,
+    )

@@ -7,7 +7,7 @@ from collections import defaultdict
 from controld.core import keys
 from controld.core.commands import Now
 from controld.core.ids import Epoch
-from controld.core.model import Cluster, Generation, Hold, Liveness, Member, Node
+from controld.core.model import Generation, Hold, Liveness, Member, Node
 from controld.core.state import State
 from controld.health.view import View
 from controld.service.convert.common import NODES, cursor_to_proto, epoch_to_proto, incarnation_to_proto
@@ -75,7 +75,6 @@ def _hold(hold: Hold) -> cluster_pb2.Hold:
 
 
 def status_to_proto(
-    cluster: Cluster,
     state: State,
     problems: Problems,
     *,
@@ -89,7 +88,7 @@ def status_to_proto(
     for job in state.jobs.values():
         jobs[job.state.value] += 1
     return cluster_pb2.ClusterStatus(
-        cluster_uid=cluster.uid,
+        cluster_uid=state.cluster.uid if state.cluster is not None else "",
         cursor=cursor_to_proto(state.history, state.revision),
         leader_epoch=epoch_to_proto(leader_epoch),
         leader=leader,

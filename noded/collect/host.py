@@ -22,6 +22,7 @@ _DMI_FIELDS: Final = (
 )
 _DMI_PLACEHOLDERS: Final = frozenset(
     {
+        "0123456789",
         "default string",
         "n/a",
         "none",

@@ -17,30 +17,39 @@ _HUGEPAGES = re.compile(r"hugepages-([0-9]{1,12})kB")
 
 @dataclass(frozen=True, slots=True)
 class MemoryInventory:
+    """``total_bytes``: what the CPUs of the host call their own."""
+
     devices: tuple[Device, ...]
     total_bytes: int | None
     quality: Quality
 
 
 def read_memory(roots: Roots) -> MemoryInventory:
-    """One device a NUMA node that has memory; one for all of it where the kernel knows no nodes."""
+    """One device a NUMA node that has memory; one for all of it where the kernel knows no nodes.
+
+    Memory without CPUs beside it is no ordinary memory: it is CXL, or an accelerator's own (POWER9, Grace Hopper),
+    and MemTotal counts it in. It is listed as a device and left out of ``total_bytes``, so that nobody is given it
+    unasked.
+    """
     text = read_text(f"{roots.procroot}/meminfo")
     total = _parse(text.value or "").get("MemTotal")
     devices: list[Device] = []
+    apart_bytes = 0
     nodes = numa_nodes(roots)
+    told = any(nodes.values())  # a tree that names no CPUs at all does not say that there are none
     for node, cpus in sorted(nodes.items()):
         base = f"{roots.sysroot}/devices/system/node/node{node}"
         size = _parse(read_text(f"{base}/meminfo").value or "").get("MemTotal")
-        if len(nodes) == 1 and total is not None:
-            size = total  # a guest's node does not learn of memory that was plugged in or ballooned later
         if size == 0:
             continue
-        # Without CPUs it is no ordinary memory: CXL, or an accelerator's own. Nobody is to be given it unasked.
-        attributes: dict[str, AttributeValue] = {"identity": "location", "numaNode": node, "cpuless": not cpus}
+        cpuless = told and not cpus
+        apart_bytes += (size or 0) if cpuless else 0
+        attributes: dict[str, AttributeValue] = {"identity": "location", "numaNode": node, "cpuless": cpuless}
         devices.append(_device(f"memory/node-{node}", attributes, size, base))
     if not devices and total is not None:
         devices.append(_device("memory/all", {"identity": "location"}, total, f"{roots.sysroot}/kernel/mm"))
-    return MemoryInventory(tuple(devices), total, Quality.OK if total is not None else text.quality)
+    usable = None if total is None else max(total - apart_bytes, 0)
+    return MemoryInventory(tuple(devices), usable, Quality.OK if total is not None else text.quality)
 
 
 def read_memory_usage(roots: Roots, now_ns: int) -> list[Sample]:

@@ -6,7 +6,7 @@ from noded.collect.cpu import read_cpu_usage, read_cpus
 from noded.collect.disks import read_disks, read_file_systems
 from noded.collect.host import read_host, read_limits
 from noded.collect.memory import read_memory, read_memory_usage
-from noded.collect.model import AttributeValue, Inventory, Readings, Roots
+from noded.collect.model import AttributeValue, Inventory, Quality, Readings, Roots, Sample, Unit
 from noded.collect.nics import read_link_states, read_nics
 from noded.collect.pci import read_pci
 from noded.collect.rdma import read_rdma_counters
@@ -50,6 +50,9 @@ def collect_readings(roots: Roots, now_ns: int) -> Readings:
         *read_rdma_counters(roots, now_ns),
         *read_file_systems(roots, now_ns),
     ]
+    # A source that turns out nonsense is itself worth knowing; it is no fault of the device it speaks of.
+    implausible = sum(sample.quality is Quality.IMPLAUSIBLE for sample in samples)
+    samples.append(Sample("collector/implausible", implausible, Unit.COUNT, Quality.OK, now_ns))
     return Readings(tuple(sorted(samples, key=lambda sample: sample.name)), now_ns)
 
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import traceback
+import warnings
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -175,7 +176,9 @@ def silent(args: Fields) -> Fields:
 
 def in_child(body: Callable[[], None]) -> int:
     """Run `body` in a forked child; the exit status as `os.waitstatus_to_exitcode` has it (0 when it returned)."""
-    pid = os.fork()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # forking with threads about is what is tested
+        pid = os.fork()
     if pid == 0:
         status = 70
         try:
@@ -209,7 +212,8 @@ class Gang:
         for rank in range(world_size):
             environ = {name: value for name, value in os.environ.items() if not name.startswith("VIRIAL_")}
             environ |= {"RANK": str(rank), "WORLD_SIZE": str(world_size), "MASTER_PORT": port}
-            environ |= {"PYTHONPATH": os.pathsep.join([str(ROOT / "client"), str(ROOT / "protos")])}
+            path = [str(ROOT / "client"), str(ROOT / "protos"), *filter(None, [os.environ.get("PYTHONPATH")])]
+            environ["PYTHONPATH"] = os.pathsep.join(path)
             environ |= (environs or {}).get(rank, {})
             gang.processes.append(
                 subprocess.Popen(

@@ -1,0 +1,60 @@
+"""Stores for tests: how each kind is made, and short words for changes."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from controld.store.memory import MemoryDisk, MemoryStore
+from controld.store.port import Commit, Store, StoredChange
+from controld.store.sqlite import SqliteStore
+
+KIB = 1 << 10
+
+
+@dataclass
+class Kind:
+    """How one kind of store is made. `make` gives another handle on the same contents each time it is called."""
+
+    name: str
+    make: Callable[[], Store]
+    make_small: Callable[[], Store]
+    """An empty store of about a megabyte."""
+
+
+def memory_kind(_: Path) -> Kind:
+    disk = MemoryDisk()
+    return Kind("memory", lambda: MemoryStore(disk), lambda: MemoryStore(MemoryDisk(capacity_bytes=1024 * KIB)))
+
+
+def sqlite_kind(directory: Path) -> Kind:
+    return Kind(
+        "sqlite",
+        lambda: SqliteStore(directory / "data"),
+        lambda: SqliteStore(directory / "small", size_bytes_max=1024 * KIB),
+    )
+
+
+def put(key: str, value: bytes = b"v") -> StoredChange:
+    return StoredChange(key, value)
+
+
+def delete(key: str) -> StoredChange:
+    return StoredChange(key, None)
+
+
+async def contents(store: Store) -> dict[str, bytes]:
+    return {record.key: record.value for record in (await store.load()).records}
+
+
+async def created(store: Store, key: str) -> tuple[int, int]:
+    record = next(record for record in (await store.load()).records if record.key == key)
+    return record.create_revision, record.modify_revision
+
+
+async def take(watch: AsyncIterator[Commit], count: int) -> list[Commit]:
+    return [await anext(watch) for _ in range(count)]
+
+
+KINDS: dict[str, Callable[[Path], Kind]] = {"memory": memory_kind, "sqlite": sqlite_kind}

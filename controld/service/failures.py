@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from controld.core.outcome import FieldViolation, Refused
+from controld.matching.port import PlannerLostError
+from controld.replica.errors import OverloadedError, RefusedError, SessionClosedError, SessionRefusedError
+from controld.store.port import CompactedError, StoreError
 from virialpb.errors import ErrorDetails, Violation, details_for
 from virialpb.reasons import Reason
 
@@ -42,3 +45,22 @@ def refused(refusal: Refused) -> ErrorDetails:
 
 def _violations(violations: Iterable[FieldViolation]) -> tuple[Violation, ...]:
     return tuple(Violation(one.field, one.description) for one in violations)
+
+
+def details_of(error: Exception) -> ErrorDetails | None:
+    """What a domain exception is answered with; None for one that nobody expected."""
+    match error:
+        case CallError():
+            return error.details
+        case RefusedError():
+            return refused(error.refused)
+        case CompactedError():
+            return details_for(error.reason, metadata={"revision": str(error.revision)})
+        case SessionRefusedError() | SessionClosedError():
+            return details_for(error.reason, subject="the agent's session", detail=error.message)
+        case StoreError() | OverloadedError():
+            return details_for(error.reason, detail=str(error))
+        case PlannerLostError():
+            return details_for(Reason.OVERLOADED, detail="the planner is being restarted")
+        case _:
+            return None

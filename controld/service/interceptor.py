@@ -1,0 +1,165 @@
+"""Around every call: a cause_id, a deadline, a bound on how many run, metrics, a log entry, and errors as statuses.
+
+In one place, so that no servicer can forget one of them and no exception reaches a caller unmapped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+from typing import Any, cast
+
+import grpc
+import grpc.aio
+import structlog
+
+from controld.core.ids import valid_request_id
+from controld.service.backend import CAUSE_ID, Context
+from controld.service.failures import CallError, details_of
+from controld.service.metrics import Metrics
+from controld.service.telemetry import LogName, StructLog
+from virialpb.errors import ErrorDetails, details_for, trailing_metadata
+from virialpb.reasons import Reason
+
+OURS = "/virialpb.v1."
+CAUSE_HEADER = "virial-cause-id"
+# No call of ours takes seconds; a caller that sets no deadline must not wait for ever for a store that hangs.
+UNARY_SECONDS_MAX = 30.0
+UNARY_CALLS_MAX = 1_024
+STREAMS_MAX = 16_384
+# Whatever these began may still be committed when the time is up.
+MUTATIONS = frozenset({"SubmitJob", "CancelJob", "PlaceHold", "ReleaseHold", "DrainNode"})
+
+_Unary = Callable[[Any, Context], Awaitable[Any]]
+_Stream = Callable[[Any, Context], AsyncIterator[Any]]
+
+
+class CallInterceptor(grpc.aio.ServerInterceptor):
+    """`make_id` gives a cause_id to a call that brings none."""
+
+    def __init__(self, *, log: StructLog, metrics: Metrics, make_id: Callable[[], str]) -> None:
+        self._log = log
+        self._metrics = metrics
+        self._make_id = make_id
+        self._unary_open = 0
+        self._streams_open = 0
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler[Any, Any] | None:
+        handler = await continuation(handler_call_details)
+        method = handler_call_details.method
+        if handler is None or not method.startswith(OURS):
+            return handler  # None is answered with UNIMPLEMENTED
+        given = dict(handler_call_details.invocation_metadata or ()).get(CAUSE_HEADER)
+        cause_id = given if isinstance(given, str) and valid_request_id(given) else self._make_id()
+        codec = {
+            "request_deserializer": handler.request_deserializer,
+            "response_serializer": handler.response_serializer,
+        }
+        if handler.unary_unary is not None:
+            unary = self._unary(cast("_Unary", handler.unary_unary), method, cause_id)
+            return grpc.unary_unary_rpc_method_handler(cast("Any", unary), **codec)
+        if handler.unary_stream is not None:
+            stream = self._stream(cast("_Stream", handler.unary_stream), method, cause_id)
+            return grpc.unary_stream_rpc_method_handler(cast("Any", stream), **codec)
+        stream = self._stream(cast("_Stream", handler.stream_stream), method, cause_id)
+        return grpc.stream_stream_rpc_method_handler(cast("Any", stream), **codec)
+
+    def _unary(self, behaviour: _Unary, method: str, cause_id: str) -> _Unary:
+        name = method.rpartition("/")[2]
+
+        async def call(request: Any, context: Context) -> Any:
+            made = getattr(request, "request_id", "") or cause_id
+            self._enter(name, made if valid_request_id(made) else cause_id)
+            began = time.monotonic()
+            code = grpc.StatusCode.OK
+            self._unary_open += 1
+            try:
+                if self._unary_open > UNARY_CALLS_MAX:
+                    raise CallError(details_for(Reason.OVERLOADED, detail=f"{UNARY_CALLS_MAX} calls are under way"))
+                async with asyncio.timeout(UNARY_SECONDS_MAX):
+                    return await behaviour(request, context)
+            except TimeoutError:
+                reason = Reason.OUTCOME_UNKNOWN if name in MUTATIONS else Reason.OVERLOADED
+                details = details_for(reason, detail=f"no answer within {UNARY_SECONDS_MAX:g} s")
+                code = details.code
+                await self._abort(context, name, details)
+            except asyncio.CancelledError:
+                code = grpc.StatusCode.CANCELLED
+                raise
+            except grpc.aio.AbortError:
+                code = grpc.StatusCode.UNKNOWN
+                raise
+            except Exception as error:  # noqa: BLE001 - the edge: whatever it is, the caller gets a status
+                details = self._details(name, error)
+                code = details.code
+                await self._abort(context, name, details)
+            finally:
+                self._unary_open -= 1
+                self._leave(name, code, time.monotonic() - began)
+
+        return call
+
+    def _stream(self, behaviour: _Stream, method: str, cause_id: str) -> _Unary:
+        name = method.rpartition("/")[2]
+
+        async def call(request: Any, context: Context) -> None:
+            self._enter(name, cause_id)
+            code = grpc.StatusCode.OK
+            self._streams_open += 1
+            try:
+                if self._streams_open > STREAMS_MAX:
+                    raise CallError(details_for(Reason.OVERLOADED, detail=f"{STREAMS_MAX} streams are open"))
+                # A coroutine that writes, not a generator: what the servicer holds is let go of here, not by the
+                # garbage collector, when the caller has gone.
+                async with aclosing(cast("Any", behaviour(request, context))) as messages:
+                    async for message in messages:
+                        await context.write(message)
+            except asyncio.CancelledError:
+                code = grpc.StatusCode.CANCELLED
+                raise
+            except grpc.aio.BaseError:
+                code = grpc.StatusCode.CANCELLED  # the caller is gone: there is nobody to tell
+            except Exception as error:  # noqa: BLE001 - the edge: whatever it is, the caller gets a status
+                details = self._details(name, error)
+                code = details.code
+                await self._abort(context, name, details)
+            finally:
+                self._streams_open -= 1
+                self._leave(name, code, None)
+
+        return call
+
+    def _enter(self, name: str, cause_id: str) -> None:
+        CAUSE_ID.set(cause_id)
+        structlog.contextvars.bind_contextvars(cause_id=cause_id, method=name)
+        self._metrics.call_began(name)
+
+    def _leave(self, name: str, code: grpc.StatusCode, seconds: float | None) -> None:
+        self._metrics.call_ended(name, code.name, seconds)
+        if code is grpc.StatusCode.OK:
+            self._log(LogName.CALL_SERVED, duration_ms=round((seconds or 0) * 1000, 3))
+
+    def _details(self, name: str, error: Exception) -> ErrorDetails:
+        details = details_of(error)
+        if details is None or details.reason is Reason.INVARIANT_BROKEN:
+            self._log.broken(LogName.CALL_BROKEN, error)
+        # The exception's own text may hold anything; it goes to the log only.
+        return details or details_for(Reason.INVARIANT_BROKEN, detail=f"in {name}")
+
+    async def _abort(self, context: Context, name: str, details: ErrorDetails) -> None:
+        named = ErrorDetails(
+            reason=details.reason,
+            message=details.message,
+            violations=details.violations,
+            metadata={**details.metadata, "cause_id": CAUSE_ID.get()},
+            retry_after_ms=details.retry_after_ms,
+            code=details.code,
+        )
+        self._log(LogName.CALL_REFUSED, reason=str(details.reason), message=details.message)
+        await context.abort(named.code, named.message, trailing_metadata(named))

@@ -1,0 +1,138 @@
+"""The gRPC server: what it serves, its bounds, where it listens."""
+
+from __future__ import annotations
+
+import errno
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+import grpc
+import grpc.aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from controld.service.backend import Backend
+from controld.service.cluster import ClusterServicer
+from controld.service.interceptor import CallInterceptor
+from controld.service.job import JobServicer
+from controld.service.log_reads import LogRoutes
+from controld.service.metrics import Metrics
+from controld.service.node import NodeServicer
+from controld.service.telemetry import StructLog
+from virialpb.v1 import cluster_pb2_grpc, job_pb2_grpc, node_pb2_grpc
+
+SERVICES = ("virialpb.v1.JobService", "virialpb.v1.ClusterService", "virialpb.v1.NodeService")
+METHODS = frozenset(
+    name
+    for servicer in (
+        job_pb2_grpc.JobServiceServicer,
+        cluster_pb2_grpc.ClusterServiceServicer,
+        node_pb2_grpc.NodeServiceServicer,
+    )
+    for name in vars(servicer)
+    if not name.startswith("_")
+)
+
+# An inventory of 4,096 devices is about 2 MiB; a page of a list is cut at 2 MiB, one gang of 4,096 ranks is 3 MiB.
+RECEIVE_BYTES_MAX = 4 << 20
+SEND_BYTES_MAX = 16 << 20
+OPTIONS: tuple[tuple[str, int], ...] = (
+    ("grpc.max_receive_message_length", RECEIVE_BYTES_MAX),
+    ("grpc.max_send_message_length", SEND_BYTES_MAX),
+    ("grpc.max_concurrent_streams", 1_024),
+    # Two controllers must not share a port by accident: the second is told that it is in use.
+    ("grpc.so_reuseport", 0),
+    # Watches and agents may be silent for long: a dead peer is noticed within 30 s, a live one may ask every 5 s.
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+)
+
+
+class AddressError(OSError):
+    """The address cannot be listened on; `errno` says why, the message what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """Files in PEM. With `client_ca` every caller must show a certificate that it signed."""
+
+    certificate: Path
+    key: Path
+    client_ca: Path | None
+
+    def credentials(self) -> grpc.ServerCredentials:
+        """Raises OSError for a file that cannot be read."""
+        authority = self.client_ca.read_bytes() if self.client_ca is not None else None
+        return grpc.ssl_server_credentials(
+            [(self.key.read_bytes(), self.certificate.read_bytes())],
+            root_certificates=authority,
+            require_client_auth=authority is not None,
+        )
+
+
+class _Health(Protocol):
+    async def set(self, service: str, status: health_pb2.HealthCheckResponse.ServingStatus) -> None: ...
+    async def enter_graceful_shutdown(self) -> None: ...
+
+
+class ApiServer:
+    """Made after the leader leads: what it serves is right from its first answer."""
+
+    def __init__(self, backend: Backend, *, log: StructLog, metrics: Metrics, make_id: Callable[[], str]) -> None:
+        interceptor = CallInterceptor(log=log, metrics=metrics, make_id=make_id)
+        self._server = grpc.aio.server(interceptors=[interceptor], options=OPTIONS)
+        routes = LogRoutes()
+        job_pb2_grpc.add_JobServiceServicer_to_server(JobServicer(backend, routes), self._server)
+        cluster_pb2_grpc.add_ClusterServiceServicer_to_server(ClusterServicer(backend), self._server)
+        node_pb2_grpc.add_NodeServiceServicer_to_server(NodeServicer(backend, routes), self._server)
+        servicer: Any = cast("Any", health).aio.HealthServicer()  # the stubs know the threaded one only
+        self._health: _Health = servicer
+        health_pb2_grpc.add_HealthServicer_to_server(servicer, self._server)
+        names = (*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, self._server)
+
+    async def start(self, host: str, port: int, tls: Tls | None) -> int:
+        """The port it listens on; 0 takes a free one. Raises AddressError, OSError for a TLS file."""
+        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        credentials = tls.credentials() if tls is not None else None
+        try:
+            if credentials is None:
+                bound = self._server.add_insecure_port(address)
+            else:
+                bound = self._server.add_secure_port(address, credentials)
+        except RuntimeError as error:
+            raise _address_error(host, port) from error
+        await self._server.start()
+        for service in ("", *SERVICES):
+            await self._health.set(service, health_pb2.HealthCheckResponse.SERVING)
+        return bound
+
+    async def stop(self, grace_seconds: float) -> None:
+        """Take no new calls; give those under way so long. Streams are ended by the leader's own stop."""
+        await self._health.enter_graceful_shutdown()
+        await self._server.stop(grace_seconds)
+
+
+def _address_error(host: str, port: int) -> AddressError:
+    """gRPC says only that it failed; the same bind by hand says why."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+            probe.listen()
+    except OSError as error:
+        code, reason = error.errno or 0, error.strerror or str(error)
+    else:
+        code, reason = errno.EADDRINUSE, "it was in use a moment ago"
+    return AddressError(
+        code,
+        f"cannot listen on {host} port {port}: {reason}; stop what uses it, or name another with "
+        "--listen (port 0 takes a free one)",
+    )

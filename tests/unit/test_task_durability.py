@@ -231,5 +231,6 @@ def test_case_g12_catches_each_seeded_defect(tmp_path: Path) -> None:
         "writes in place, trusts names": (writes_in_place, trusts_names),
         "tells before it is written": (tells_before_it_is_written, eligible),
     }
-    for name, (save, choose) in defects.items():
+    for name, defect in defects.items():
+        save, choose = defect
         assert not whole_or_never_eligible(save, choose, tmp_path / name), name

@@ -83,6 +83,23 @@ def hold_port(address: str) -> socket.socket:
     return sock
 
 
+def task_environment(
+    who: JsonObject, socket_path: str, injected: dict[str, str], user: dict[str, str]
+) -> dict[str, str]:
+    """What a task sees. Nothing of the guardian's own environment: a device variable there would show devices that were
+    not granted (H10). What the user set wins over what is injected (H14)."""
+    base = {
+        "PATH": PATH_DEFAULT,
+        "HOME": who["home"],
+        "USER": who["name"],
+        "LOGNAME": who["name"],
+        "SHELL": who["shell"],
+        "LANG": "C.UTF-8",
+        "VIRIAL_SOCK": socket_path,
+    }
+    return {**base, **injected, **user}
+
+
 class Runner:
     """Made by Reserve, gone with Forget. Raises OSError from the constructor when the node lacks something."""
 
@@ -166,18 +183,10 @@ class Runner:
         return self.listener
 
     def launch(self, env_add: dict[str, str]) -> None:
-        """Nothing of the guardian's own environment reaches a task (H10), and what the user set wins (H14)."""
-        who = self._who
-        base = {
-            "PATH": PATH_DEFAULT,
-            "HOME": who["home"],
-            "USER": who["name"],
-            "LOGNAME": who["name"],
-            "SHELL": who["shell"],
-            "LANG": "C.UTF-8",
-            "VIRIAL_SOCK": str(self.socket_path),
-        }
-        self._tell({"op": "go", "env": {**base, **env_add, **self.request.spec.env, procs.MARK: self.mark}})
+        user = self.request.spec.env
+        env = task_environment(self._who, str(self.socket_path), env_add, user)
+        # Last, and not the user's to set: strays are found by it.
+        self._tell({"op": "go", "env": {**env, procs.MARK: self.mark}})
 
     def set_deadline(self, deadline_ns: int) -> None:
         self._tell({"deadline_ns": deadline_ns})

@@ -277,7 +277,7 @@ class SlotTable:
         actions: list[Action] = []
         for slot_id, deadline_ns in deadlines.items():
             slot = self._slots.get(slot_id)
-            if slot is None or slot.phase in (Phase.EXITED, Phase.STUCK) or slot.deadline_ns <= now_ns:
+            if slot is None or slot.phase in (Phase.EXITED, Phase.STUCK) or self._lost(slot, now_ns):
                 refused.append(slot_id)
             elif deadline_ns > slot.deadline_ns:
                 self._slots[slot_id] = replace(slot, deadline_ns=deadline_ns)
@@ -403,6 +403,10 @@ class SlotTable:
         return actions
 
     # -- helpers
+
+    @staticmethod
+    def _lost(slot: Slot, now_ns: int) -> bool:
+        return slot.deadline_ns <= now_ns or slot.ending is ExitReason.LEASE_EXPIRED
 
     def _due_ns(self, slot: Slot) -> int | None:
         if slot.phase is Phase.STUCK:

@@ -1,0 +1,190 @@
+"""A slot's life under a real guardian: prepare, start, extend, stop, exit, release."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from noded.run.client import GuardianRefused
+from noded.run.protocol import ExitReason, Refusal, Token
+from tests.integration.guardian_support import PYTHON, World, alive, ask, command_line, new_world, now_ns, until
+
+
+@pytest.fixture(params=["auto", "weak"])
+async def world(request: pytest.FixtureRequest) -> AsyncIterator[World]:
+    async with new_world(request.param) as made:
+        yield made
+
+
+async def test_a_task_runs_and_its_exit_is_kept_until_released(world: World) -> None:
+    noded = await world.noded()
+    await noded.run(["sh", "-c", "echo out; echo err >&2; exit 7"])
+    end = (await noded.exit_of("j.1.0")).exit
+    assert (end.reason, end.code, end.signal, end.empty) == (ExitReason.EXITED, 7, None, True)
+    assert end.stderr_tail == "err\n"
+    assert (await noded.status("j.1.0")).exit == end
+    await until(lambda: world.status("j.1.0").get("state") == "EXITED", "status.json written")
+    await noded.client.release("j.1.0")
+    assert await noded.client.list_slots() == ()
+    await until(lambda: world.status("j.1.0")["state"] == "RELEASED", "released in status.json")
+    assert (world.log("j.1.0"), world.log("j.1.0", "stderr")) == ("out\n", "err\n")
+    assert list((world.runtime_dir / "t").iterdir()) == []
+
+
+async def test_pids_are_those_of_the_host(world: World) -> None:
+    noded = await world.noded()
+    status = await noded.run(["sleep", "1000"])
+    assert status.pid is not None
+    assert status.init_pid is not None
+    assert command_line(status.pid) == "sleep\x001000\x00"
+    assert (status.pid == status.init_pid) == (world.fencing == "weak")
+    assert await noded.client.start("j.1.0", status.token) == await noded.client.start("j.1.0", status.token)
+    assert (await noded.status("j.1.0")).pid == status.pid, "a repeated start starts nothing"
+
+
+async def test_stop_lets_the_task_end_by_itself(world: World) -> None:
+    noded = await world.noded()
+    await noded.run(["sh", "-c", "trap 'exit 5' TERM; echo ready; while :; do sleep 0.01; done"])
+    await until(lambda: world.log("j.1.0") == "ready\n", "the trap is set")
+    await noded.client.stop("j.1.0", 60_000, "test")
+    end = (await noded.exit_of("j.1.0")).exit
+    assert (end.reason, end.code) == (ExitReason.STOPPED, 5)
+
+
+async def test_stop_kills_what_ignores_it(world: World) -> None:
+    noded = await world.noded()
+    await noded.run(["sh", "-c", "trap '' TERM; echo ready; while :; do sleep 0.01; done"])
+    await until(lambda: world.log("j.1.0") == "ready\n", "the trap is set")
+    await noded.client.stop("j.1.0", 100, "test")
+    await noded.client.stop("j.1.0", 100, "test")
+    end = (await noded.exit_of("j.1.0")).exit
+    assert (end.reason, end.signal, end.empty) == (ExitReason.STOPPED, signal.SIGKILL, True)
+
+
+async def test_background_children_end_with_the_task(world: World) -> None:
+    noded = await world.noded()
+    await noded.run(
+        ["sh", "-c", "sleep 1000 & sh -c 'read a b </proc/self/stat; echo $a; exec sleep 1000' & sleep 0.2"]
+    )
+    await noded.exit_of("j.1.0")
+    await until(lambda: world.log("j.1.0"), "the child said who it is")
+    assert not alive(int(world.log("j.1.0").split()[0])) or world.fencing == "auto"
+
+
+async def test_the_lease_ends_the_task(world: World) -> None:
+    noded = await world.noded()
+    status = await noded.run(["sleep", "1000"], deadline_ns=now_ns() + 300_000_000)
+    end = (await noded.exit_of("j.1.0")).exit
+    assert (end.reason, end.empty) == (ExitReason.LEASE_EXPIRED, True)
+    assert status.pid is not None
+    assert not alive(status.pid)
+    assert end.at_ns >= status.deadline_ns
+    assert await noded.client.extend({"j.1.0": now_ns() + 10**12}) == {"j.1.0"}
+
+
+async def test_an_extended_lease_goes_on(world: World) -> None:
+    noded = await world.noded()
+    first = now_ns() + 400_000_000
+    status = await noded.run(["sleep", "1000"], deadline_ns=first)
+    assert await noded.client.extend({"j.1.0": first + 10**12, "no.1.0": first}) == {"no.1.0"}
+    await until(lambda: now_ns() > first + 300_000_000, "the first deadline is over")
+    assert status.pid is not None
+    assert alive(status.pid)
+
+
+async def test_prepared_is_reserved_and_given_back(world: World) -> None:
+    noded = await world.noded()
+    first = ask(["sleep", "1000"], device_keys=("gpu0",))
+    await noded.client.prepare(first)
+    with pytest.raises(GuardianRefused) as busy:
+        await noded.client.prepare(ask(["sleep", "1"], "k.1.0", device_keys=("gpu1", "gpu0")))
+    assert busy.value.reason is Refusal.DEVICE_BUSY
+    assert "gpu0 held by j.1.0" in busy.value.message
+    await noded.client.release("j.1.0")
+    assert await noded.client.prepare(ask(["sleep", "1"], "k.1.0", device_keys=("gpu0",))) == 0
+    with pytest.raises(GuardianRefused) as gone:
+        await noded.client.start("j.1.0", first.token)
+    assert gone.value.reason is Refusal.NOT_FOUND
+
+
+@pytest.mark.parametrize(
+    ("options", "reason", "text"),
+    [
+        ({"command": "no-such-command-xyz"}, Refusal.COMMAND_NOT_FOUND, "no-such-command-xyz"),
+        ({"command": "/etc/passwd"}, Refusal.COMMAND_NOT_FOUND, "/etc/passwd"),
+        ({"cwd": "/no/such/place"}, Refusal.CWD_MISSING, "/no/such/place"),
+        ({"user": "no-such-user-xyz"}, Refusal.USER_UNKNOWN, "no-such-user-xyz"),
+        ({"group": "no-such-group-xyz"}, Refusal.USER_UNKNOWN, "no-such-group-xyz"),
+        ({"hold_port": True, "bind_address": "192.0.2.7"}, Refusal.PREPARE_FAILED, "j.1.0"),
+    ],
+)
+async def test_prepare_says_what_is_missing(world: World, options: dict[str, Any], reason: Refusal, text: str) -> None:
+    noded = await world.noded()
+    argv = [options.get("command", "sleep"), "1000"]
+    with pytest.raises(GuardianRefused) as refused:
+        await noded.client.prepare(ask(argv, **{key: value for key, value in options.items() if key != "command"}))
+    assert refused.value.reason is reason
+    assert text in refused.value.message
+    assert await noded.client.list_slots() == ()
+
+
+async def test_a_command_that_cannot_be_run_is_a_failed_start(world: World) -> None:
+    noded = await world.noded()
+    script = world.base / "broken"
+    script.write_bytes(b"\x7fELF not really")
+    script.chmod(0o755)
+    await noded.client.prepare(ask([str(script)]))
+    with pytest.raises(GuardianRefused) as refused:
+        await noded.client.start("j.1.0", Token("j", 1, (0, 10)))
+    assert refused.value.reason is Refusal.START_FAILED
+    end = (await noded.exit_of("j.1.0")).exit
+    assert (end.reason, end.empty) == (ExitReason.START_FAILED, True)
+    assert "Exec format error" in end.stderr_tail
+
+
+async def test_release_is_refused_while_it_runs(world: World) -> None:
+    noded = await world.noded()
+    await noded.run(["sleep", "1000"])
+    with pytest.raises(GuardianRefused) as refused:
+        await noded.client.release("j.1.0")
+    assert refused.value.reason is Refusal.NOT_EMPTY
+    with pytest.raises(GuardianRefused) as live:
+        await noded.client.shutdown()
+    assert live.value.reason is Refusal.NOT_EMPTY
+    await noded.client.shutdown(kill=True)
+    await until(lambda: not alive(world.guardian_pid), "the guardian ends")
+
+
+async def test_the_task_starts_from_a_clean_process(world: World) -> None:
+    """No descriptor but 0, 1, 2; ordinary umask, signals and OOM score, whatever the guardian's are."""
+    noded = await world.noded()
+    look = (
+        "import os, signal;"
+        "print(sorted(os.listdir('/proc/self/fd'))[:3], len(os.listdir('/proc/self/fd')), oct(os.umask(0)),"
+        " open('/proc/self/oom_score_adj').read().strip(), os.readlink('/proc/self/fd/0'),"
+        " os.getsid(0) == os.getpid());"
+        "status = dict(line.split(':', 1) for line in open('/proc/self/status'));"
+        # Python itself ignores SIGPIPE and SIGXFSZ; 32 and 33 are glibc's own.
+        "print(int(status['SigBlk'], 16), int(status['SigIgn'], 16) & ~(1 << 12 | 1 << 24 | 3 << 31))"
+    )
+    await noded.run([PYTHON, "-I", "-S", "-c", look])
+    await noded.exit_of("j.1.0")
+    await until(lambda: world.log("j.1.0").count("\n") == 2, "both lines")
+    # The fourth descriptor is the directory being listed.
+    assert world.log("j.1.0").splitlines() == ["['0', '1', '2'] 4 0o22 0 /dev/null True", "0 0"]
+
+
+async def test_sigterm_to_the_guardian_stops_tasks_with_their_grace(world: World) -> None:
+    noded = await world.noded(spawn=True)
+    await noded.run(["sh", "-c", "trap 'echo saved; exit 0' TERM; echo ready; while :; do sleep 0.01; done"])
+    await until(lambda: world.log("j.1.0") == "ready\n", "the trap is set")
+    pid = world.guardian_pid
+    await noded.client.close()
+    os.kill(pid, signal.SIGTERM)
+    await until(lambda: not alive(pid), "the guardian ends")
+    assert world.log("j.1.0") == "ready\nsaved\n"
+    assert world.status("j.1.0")["exit"]["reason"] == "STOPPED"

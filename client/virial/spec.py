@@ -1,4 +1,4 @@
-"""Job specifications as files: YAML or JSON with units -> JobSpec. Every mistake is named, with the nearest right word."""
+"""Job specifications as files: YAML or JSON with units -> JobSpec. Every mistake is named, with the nearest word."""
 
 from __future__ import annotations
 

@@ -199,7 +199,7 @@ class FailedCall(Protocol):
 
     def code(self) -> grpc.StatusCode: ...
     def details(self) -> str | None: ...
-    def trailing_metadata(self) -> Iterable[tuple[str, str | bytes]] | None: ...
+    def trailing_metadata(self) -> Iterable[Iterable[str | bytes]] | None: ...
 
 
 def describe(
@@ -272,7 +272,8 @@ def details_from(call: FailedCall) -> ErrorDetails:
     """What a failed call said. Never raises: a peer that speaks otherwise gives a reason of None and its own words."""
     code, message = call.code(), call.details() or ""
     plain = ErrorDetails(reason=None, message=message or code.name, code=code)
-    raw = next((value for key, value in call.trailing_metadata() or () if key == STATUS_METADATA_KEY), None)
+    pairs = (tuple(pair) for pair in call.trailing_metadata() or ())
+    raw = next((pair[1] for pair in pairs if pair[0] == STATUS_METADATA_KEY), None)
     if not isinstance(raw, bytes):
         return plain
     info = error_details_pb2.ErrorInfo()

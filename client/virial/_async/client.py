@@ -1,0 +1,309 @@
+"""Client of a Virial cluster."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from types import TracebackType
+from typing import Self, TypeVar
+
+from virial import convert
+from virial._async.io import Connection, RpcError, sleep
+from virial._connect import Tls, addresses_from
+from virial._retry import Attempts, leader_address
+from virial.errors import ForkedClientError, UnavailableError, VirialError, error_for
+from virial.models import (
+    Cursor,
+    Event,
+    Explanation,
+    Job,
+    JobChange,
+    JobSpec,
+    JobState,
+    LogChunk,
+    Node,
+    Status,
+)
+from virialpb.errors import details_from
+from virialpb.v1 import cluster_pb2, job_pb2
+
+M = TypeVar("M")
+
+PAGE_SIZE = 500
+
+
+class Client:
+    """A connection to a cluster: any of its controllers will do.
+
+    Calls are repeated until `timeout_s` when the controller is away, is not the leader, or its answer was lost;
+    mutations carry a request id, so they are carried out once. Every method raises a `virial.VirialError`.
+    Not usable in a forked child: make a new one there.
+    """
+
+    def __init__(
+        self, addresses: str | Sequence[str] | None = None, *, timeout_s: float = 30.0, tls: Tls | None = None
+    ) -> None:
+        self._addresses = addresses_from(addresses)
+        self._timeout_s = timeout_s
+        self._tls = tls
+        self._pid = os.getpid()
+        self._rng = random.Random()  # noqa: S311 - spreads retries
+        self._next = 0
+        self._connection: Connection | None = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connection. Safe to call twice."""
+        if self._connection is not None and self._pid == os.getpid():
+            await self._connection.close()
+        self._connection = None
+
+    # Jobs
+
+    async def submit_job(
+        self, spec: JobSpec, *, job_id: str = "", request_id: str = "", validate_only: bool = False
+    ) -> Job:
+        """Submit a job. The same `request_id` again gives the same job; a new one is made when it is empty."""
+        request = job_pb2.SubmitJobRequest(
+            request_id=request_id or _new_request_id(),
+            job_id=job_id,
+            spec=convert.spec_to_proto(spec),
+            validate_only=validate_only,
+        )
+        return convert.job_from(await self._call(lambda c, t: c.jobs.SubmitJob(request, timeout=t)))
+
+    async def get_job(self, job_id: str) -> Job:
+        request = job_pb2.GetJobRequest(name=f"jobs/{job_id}")
+        return convert.job_from(await self._call(lambda c, t: c.jobs.GetJob(request, timeout=t)))
+
+    async def list_jobs(self, states: Sequence[JobState] = ()) -> list[Job]:
+        """Every job, or those in one of `states`, in the order they were submitted."""
+        jobs: list[Job] = []
+        token = ""
+        while True:
+            request = job_pb2.ListJobsRequest(
+                page_size=PAGE_SIZE,
+                page_token=token,
+                states=[job_pb2.Job.State.Value(s.value) for s in states],
+            )
+            page = await self._call(lambda c, t, r=request: c.jobs.ListJobs(r, timeout=t))
+            jobs += [convert.job_from(j) for j in page.jobs]
+            token = page.next_page_token
+            if not token:
+                return jobs
+
+    async def cancel_job(self, job_id: str, *, request_id: str = "") -> Job:
+        """Stop a job. It is CANCELLED once every rank is proven gone."""
+        request = job_pb2.CancelJobRequest(request_id=request_id or _new_request_id(), name=f"jobs/{job_id}")
+        return convert.job_from(await self._call(lambda c, t: c.jobs.CancelJob(request, timeout=t)))
+
+    async def explain_job(self, job_id: str) -> Explanation:
+        """Why a job waits: every reason with its count."""
+        request = job_pb2.ExplainJobRequest(name=f"jobs/{job_id}")
+        return convert.explanation_from(await self._call(lambda c, t: c.jobs.ExplainJob(request, timeout=t)))
+
+    async def watch_jobs(self, job_id: str = "", *, cursor: Cursor | None = None) -> AsyncIterator[JobChange]:
+        """The current state, a change with `synced`, then each change as it is committed, for ever.
+
+        A broken connection is made again and the watch goes on where it was. Raises CompactedError when it was
+        away for too long: list, then watch.
+        """
+        position = cursor
+        attempts = self._attempts()
+        while True:
+            request = job_pb2.WatchJobsRequest(
+                name=f"jobs/{job_id}" if job_id else "",
+                cursor=convert.cursor_to(position) if position is not None else None,
+            )
+            try:
+                async for message in self._connected().jobs.WatchJobs(request):
+                    change = convert.change_from(message)
+                    if change.synced or position is not None:
+                        position = change.cursor
+                    attempts = self._attempts()
+                    yield change
+                # A server that ends the stream is going away.
+                await sleep(0.1)
+            except RpcError as error:
+                await self._again(error, attempts)
+
+    async def wait_job(self, job_id: str, *, timeout_s: float | None = None) -> Job:
+        """Wait for the end of a job. Raises UnavailableError after `timeout_s`."""
+        deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            job = await self.get_job(job_id)
+            if job.state.ended:
+                return job
+            if deadline_s is not None and time.monotonic() > deadline_s:
+                raise UnavailableError(f"job {job_id} is still {job.state} after {timeout_s} s")
+            await sleep(0.2)
+
+    async def read_logs(
+        self,
+        job_id: str,
+        rank: int = 0,
+        *,
+        generation: int = 0,
+        stream: str = "stdout",
+        follow: bool = False,
+        tail_bytes: int = 0,
+    ) -> AsyncIterator[LogChunk]:
+        """A rank's output: of its newest generation when `generation` is 0. `follow`: until the task ends."""
+        request = job_pb2.ReadLogsRequest(
+            name=f"jobs/{job_id}",
+            rank=rank,
+            generation=generation,
+            stream=stream,
+            follow=follow,
+            tail_bytes=tail_bytes,
+        )
+        try:
+            async for message in self._connected().jobs.ReadLogs(request):
+                yield convert.logs_from(message)
+        except RpcError as error:
+            raise error_for(details_from(error)) from None
+
+    # Nodes and cluster
+
+    async def get_node(self, name: str) -> Node:
+        request = cluster_pb2.GetNodeRequest(name=f"nodes/{name}")
+        return convert.node_from(await self._call(lambda c, t: c.cluster.GetNode(request, timeout=t)))
+
+    async def list_nodes(self, *, brief: bool = False) -> list[Node]:
+        """Every node by name. `brief` leaves out inventory and readings."""
+        nodes: list[Node] = []
+        token = ""
+        while True:
+            request = cluster_pb2.ListNodesRequest(page_size=PAGE_SIZE, page_token=token, brief=brief)
+            page = await self._call(lambda c, t, r=request: c.cluster.ListNodes(r, timeout=t))
+            nodes += [convert.node_from(n) for n in page.nodes]
+            token = page.next_page_token
+            if not token:
+                return nodes
+
+    async def place_hold(
+        self,
+        node: str,
+        owner: str,
+        reason: str,
+        *,
+        expire_after_ms: int = 0,
+        device_key: str = "",
+        request_id: str = "",
+    ) -> Node:
+        """Keep a node, or one device of it, from new work; what runs there stays."""
+        request = cluster_pb2.PlaceHoldRequest(
+            request_id=request_id or _new_request_id(),
+            name=f"nodes/{node}",
+            owner=owner,
+            reason=reason,
+            expire_after_ms=expire_after_ms,
+            device_key=device_key,
+        )
+        return convert.node_from(await self._call(lambda c, t: c.cluster.PlaceHold(request, timeout=t)))
+
+    async def release_hold(self, node: str, owner: str, *, device_key: str = "", request_id: str = "") -> Node:
+        """Lift one owner's hold; the others stay."""
+        request = cluster_pb2.ReleaseHoldRequest(
+            request_id=request_id or _new_request_id(), name=f"nodes/{node}", owner=owner, device_key=device_key
+        )
+        return convert.node_from(await self._call(lambda c, t: c.cluster.ReleaseHold(request, timeout=t)))
+
+    async def drain_node(self, node: str, reason: str, *, request_id: str = "") -> Node:
+        """Hold a node and move its gangs away. Release the hold of owner "drain" to end it."""
+        request = cluster_pb2.DrainNodeRequest(
+            request_id=request_id or _new_request_id(), name=f"nodes/{node}", reason=reason
+        )
+        return convert.node_from(await self._call(lambda c, t: c.cluster.DrainNode(request, timeout=t)))
+
+    async def get_status(self) -> Status:
+        request = cluster_pb2.GetStatusRequest()
+        return convert.status_from(await self._call(lambda c, t: c.cluster.GetStatus(request, timeout=t)))
+
+    async def list_events(self, *, job_id: str = "", node: str = "") -> list[Event]:
+        """Every event that is kept, oldest first."""
+        events: list[Event] = []
+        token = ""
+        while True:
+            request = cluster_pb2.ListEventsRequest(page_size=PAGE_SIZE, page_token=token, job=job_id, node=node)
+            page = await self._call(lambda c, t, r=request: c.cluster.ListEvents(r, timeout=t))
+            events += [convert.event_from(e) for e in page.events]
+            token = page.next_page_token
+            if not token:
+                return events
+
+    async def watch_events(self, after_sequence: int = 0, *, job_id: str = "", node: str = "") -> AsyncIterator[Event]:
+        """Events after a sequence number, then each as it is committed, for ever; over broken connections."""
+        position = after_sequence
+        attempts = self._attempts()
+        while True:
+            request = cluster_pb2.WatchEventsRequest(after_sequence=position, job=job_id, node=node)
+            try:
+                async for message in self._connected().cluster.WatchEvents(request):
+                    event = convert.event_from(message.event)
+                    position = event.sequence
+                    attempts = self._attempts()
+                    yield event
+                await sleep(0.1)
+            except RpcError as error:
+                await self._again(error, attempts)
+
+    # The way a call is made
+
+    def _attempts(self) -> Attempts:
+        return Attempts(time.monotonic() + self._timeout_s, self._rng)
+
+    def _connected(self) -> Connection:
+        if self._pid != os.getpid():
+            raise ForkedClientError("this client was made before a fork; make a new one in the child process")
+        if self._connection is None:
+            self._connection = Connection(self._addresses[self._next % len(self._addresses)], self._tls)
+        return self._connection
+
+    async def _call(self, send: Callable[[Connection, float], Awaitable[M]]) -> M:
+        attempts = self._attempts()
+        while True:
+            left_s = max(0.05, attempts.deadline_s - time.monotonic())
+            try:
+                return await send(self._connected(), left_s)
+            except RpcError as error:
+                await self._again(error, attempts)
+
+    async def _again(self, error: RpcError, attempts: Attempts) -> None:
+        """Wait and connect anew, or raise when the call is not to be repeated."""
+        details = details_from(error)
+        delay_s = attempts.delay_s(details, time.monotonic())
+        if delay_s is None:
+            raise self._in_words(error_for(details)) from None
+        await sleep(delay_s)
+        await self._redial(leader_address(details))
+
+    async def _redial(self, leader: str) -> None:
+        await self.close()
+        if leader:
+            self._connection = Connection(leader, self._tls)
+        else:
+            self._next += 1
+
+    def _in_words(self, error: VirialError) -> VirialError:
+        if error.reason is None and isinstance(error, UnavailableError):
+            where = ", ".join(self._addresses)
+            return UnavailableError(
+                f"no answer from {where} in {self._timeout_s:g} s ({error}); is controld running there?",
+                error.details,
+            )
+        return error
+
+
+def _new_request_id() -> str:
+    return uuid.uuid4().hex

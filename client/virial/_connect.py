@@ -1,0 +1,61 @@
+"""Where and how to connect: addresses, certificates, limits. Shared by both clients."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+
+from virial.errors import VirialError
+
+ADDRESS_VARIABLE = "VIRIAL_ADDRESS"
+MESSAGE_BYTES_MAX = 16 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """Files of a client certificate: the authority that signed the controllers', and our own pair."""
+
+    ca_file: str
+    certificate_file: str = ""
+    key_file: str = ""
+
+    def credentials(self) -> grpc.ChannelCredentials:
+        """Raises OSError naming the file that cannot be read."""
+        own = bool(self.certificate_file and self.key_file)
+        return grpc.ssl_channel_credentials(
+            root_certificates=Path(self.ca_file).read_bytes(),
+            private_key=Path(self.key_file).read_bytes() if own else None,
+            certificate_chain=Path(self.certificate_file).read_bytes() if own else None,
+        )
+
+
+def addresses_from(given: str | Sequence[str] | None) -> tuple[str, ...]:
+    """ "host:port" of each controller: as given (a list, or one text with commas), else from VIRIAL_ADDRESS.
+
+    Raises VirialError when there is none.
+    """
+    if given is None:
+        given = os.environ.get(ADDRESS_VARIABLE, "")
+    texts = given.split(",") if isinstance(given, str) else list(given)
+    addresses = tuple(text.strip() for text in texts if text.strip())
+    if not addresses:
+        raise VirialError(f"no controller address: give one (host:port) or set {ADDRESS_VARIABLE}")
+    for address in addresses:
+        host, _, port = address.rpartition(":")
+        if not address.startswith("unix:") and (not host or not port.isdigit() or not 0 < int(port) < 65536):
+            raise VirialError(f"controller address {address!r} is not host:port")
+    return addresses
+
+
+def channel_options() -> list[tuple[str, int]]:
+    return [
+        ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
+        ("grpc.keepalive_time_ms", 20_000),
+        ("grpc.keepalive_timeout_ms", 10_000),
+        ("grpc.initial_reconnect_backoff_ms", 100),
+        ("grpc.max_reconnect_backoff_ms", 2_000),
+    ]

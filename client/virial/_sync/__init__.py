@@ -1,0 +1,1 @@
+"""The synchronous client: `client.py` is generated from `virial._async`, `io.py` is written by hand."""

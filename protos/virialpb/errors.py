@@ -199,7 +199,8 @@ class FailedCall(Protocol):
 
     def code(self) -> grpc.StatusCode: ...
     def details(self) -> str | None: ...
-    def trailing_metadata(self) -> Iterable[Iterable[str | bytes]] | None: ...
+    # Pairs of (key, value); stubs of the two clients differ in how they spell it.
+    def trailing_metadata(self) -> object: ...
 
 
 def describe(
@@ -272,8 +273,8 @@ def details_from(call: FailedCall) -> ErrorDetails:
     """What a failed call said. Never raises: a peer that speaks otherwise gives a reason of None and its own words."""
     code, message = call.code(), call.details() or ""
     plain = ErrorDetails(reason=None, message=message or code.name, code=code)
-    pairs = (tuple(pair) for pair in call.trailing_metadata() or ())
-    raw = next((pair[1] for pair in pairs if pair[0] == STATUS_METADATA_KEY), None)
+    pairs = cast("Iterable[tuple[str, str | bytes]]", call.trailing_metadata() or ())
+    raw = next((value for key, value in pairs if key == STATUS_METADATA_KEY), None)
     if not isinstance(raw, bytes):
         return plain
     info = error_details_pb2.ErrorInfo()

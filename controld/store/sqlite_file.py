@@ -16,6 +16,7 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 from urllib.parse import quote
 
+from controld.store import sqlite_wal
 from controld.store.port import (
     OutcomeUnknownError,
     StorageFullError,
@@ -114,6 +115,8 @@ def check(path: Path) -> None:
     try:
         with contextlib.closing(sqlite3.connect(uri(path, "ro"), uri=True)) as connection:
             problems = [str(row[0]) for row in connection.execute("PRAGMA quick_check(3)")]
+            if sqlite_wal.drops_commits(path):
+                problems = [f"a commit in {path.name}-wal does not match its checksum, and later ones follow it"]
     except sqlite3.Error as error:
         if isinstance(cause := translate(error, path), StoreCorruptError):
             raise cause from error

@@ -93,7 +93,7 @@ class ApiServer:
         node_pb2_grpc.add_NodeServiceServicer_to_server(NodeServicer(backend, routes), self._server)
         servicer: Any = cast("Any", health).aio.HealthServicer()  # the stubs know the threaded one only
         self._health: _Health = servicer
-        health_pb2_grpc.add_HealthServicer_to_server(servicer, self._server)
+        cast("Any", health_pb2_grpc).add_HealthServicer_to_server(servicer, self._server)
         names = (*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self._server)
 

@@ -1,0 +1,289 @@
+"""A controller process, put together: the one place that builds clock, randomness, store, planner, leader, servers."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import importlib.metadata
+import json
+import os
+import random
+import signal
+import socket
+import tempfile
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from controld.clock import SystemClock
+from controld.config import Config, StoreKind, is_loopback
+from controld.core.validate import SpecLimits
+from controld.matching.port import PlannerPort
+from controld.reconcile.limits import Limits
+from controld.replica.leader import Leader
+from controld.replica.planner import ProcessPlanner
+from controld.replica.settings import LeaderSettings
+from controld.service.backend import Backend
+from controld.service.metrics import Metrics
+from controld.service.metrics_http import MetricsServer
+from controld.service.server import METHODS, AddressError, ApiServer, Tls
+from controld.service.telemetry import LogName, StructLog
+from controld.store.memory import MemoryStore
+from controld.store.port import Store, StoreCorruptError, StoreError, StoreLockedError
+from controld.store.sqlite import SqliteStore
+
+PORTS_FILE: Final = "ports.json"
+NS_PER_MS: Final = 1_000_000
+NS_PER_SECOND: Final = 1_000_000_000
+STOP_SECONDS: Final = 5.0
+
+EXIT_FAILED: Final = 1
+EXIT_CONFIG: Final = 2
+EXIT_PORT: Final = 3
+EXIT_DATA_DIRECTORY: Final = 4
+
+
+class StartError(Exception):
+    """What keeps the controller from starting: one sentence for its operator, and the exit status."""
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """Where a started controller listens, HOST:PORT; `metrics_address` empty: nowhere."""
+
+    grpc_address: str
+    metrics_address: str
+
+
+class App:
+    """One life of a controller. `planner` replaces the process that plans, for tests."""
+
+    def __init__(self, config: Config, *, log: StructLog, planner: PlannerPort | None = None) -> None:
+        self._config = config
+        self._log = log
+        self._planner = planner
+        self._stack = AsyncExitStack()
+        self._leader: Leader | None = None
+        self._server: ApiServer | None = None
+
+    @property
+    def leader(self) -> Leader:
+        if self._leader is None:
+            raise RuntimeError("the controller has not started")
+        return self._leader
+
+    async def start(self) -> Ports:
+        """Raises StartError; then nothing is left running."""
+        try:
+            return await self._start()
+        except BaseException:
+            await self._stack.aclose()
+            raise
+
+    async def _start(self) -> Ports:
+        config = self._config
+        store = await self._open_store()
+        rng = random.SystemRandom()
+        clock = SystemClock()
+        metrics = Metrics(METHODS)
+        identity = config.identity or socket.gethostname()
+        planner = self._planner
+        if planner is None:
+            planner = ProcessPlanner(plan_deadline_seconds=config.loop.plan_deadline_ns / NS_PER_SECOND)
+        self._stack.push_async_callback(planner.close)
+        leader = Leader(
+            store=store,
+            clock=clock,
+            rng=rng,
+            planner=planner,
+            settings=leader_settings(config),
+            identity=identity,
+            log=self._log,
+            observer=metrics,
+        )
+        try:
+            await leader.start()
+        except StoreError as error:
+            raise StartError(str(error), _status_of(error)) from error
+        self._leader = leader
+        self._stack.push_async_callback(self._stop_leading)
+        metrics.count_state(lambda: leader.state, lambda: leader.view)
+        backend = Backend(
+            leader=leader,
+            clock=clock,
+            limits=SpecLimits(fence_after_min_ns=config.lease.fence_after_min_ns),
+            fence_after_default_ns=config.lease.fence_after_ns,
+            store_kind=config.store.kind.value,
+            identity=identity,
+            version=version(),
+        )
+        server = ApiServer(backend, log=self._log, metrics=metrics, make_id=lambda: f"c-{rng.getrandbits(96):024x}")
+        ports = await self._listen(server, MetricsServer(metrics.registry))
+        # What was loaded lives as long as the process: a full collection must not walk it again and stall the loop.
+        gc.collect()
+        gc.freeze()
+        self._log(
+            LogName.CONTROLD_STARTED,
+            grpc_address=ports.grpc_address,
+            metrics_address=ports.metrics_address,
+            data_dir=config.data_dir,
+            store=config.store.kind.value,
+            version=backend.version,
+        )
+        return ports
+
+    async def stop(self) -> None:
+        """Take no new calls, finish the commit under way, answer the rest with "not leader", close the store."""
+        self._log(LogName.CONTROLD_STOPPING)
+        await self._stack.aclose()
+        self._log(LogName.CONTROLD_STOPPED)
+
+    async def run(self) -> int:
+        """Serve until a signal, or until the leadership is lost. The exit status. Raises StartError."""
+        stopping = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._signalled, stopping)
+        await self.start()
+        waits = [asyncio.create_task(stopping.wait()), asyncio.create_task(self.leader.lost.wait())]
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
+        await self.stop()
+        return 0 if stopping.is_set() else EXIT_FAILED
+
+    @staticmethod
+    def _signalled(stopping: asyncio.Event) -> None:
+        if stopping.is_set():
+            os._exit(EXIT_FAILED)  # asked twice: at once. What was acknowledged is on disk
+        stopping.set()
+
+    async def _open_store(self) -> Store:
+        directory = Path(self._config.data_dir)
+        store: Store
+        if self._config.store.kind is StoreKind.SQLITE:
+            store = SqliteStore(directory, size_bytes_max=self._config.store.size_max_bytes)
+        else:
+            store = MemoryStore()
+        try:
+            make_directory(directory)
+            await store.open()
+        except (StoreLockedError, StoreCorruptError) as error:
+            raise StartError(str(error), EXIT_DATA_DIRECTORY) from error
+        except StoreError as error:
+            raise StartError(f"cannot open the store in {directory}: {error}", EXIT_DATA_DIRECTORY) from error
+        except OSError as error:
+            raise StartError(_directory_message(directory, error), EXIT_DATA_DIRECTORY) from error
+        self._stack.push_async_callback(store.close)
+        return store
+
+    async def _listen(self, server: ApiServer, metrics_server: MetricsServer) -> Ports:
+        config = self._config
+        host, port = config.grpc_address
+        tls = _tls(config)
+        if tls is None and not is_loopback(host):
+            self._log(LogName.CONTROLD_INSECURE, listen=config.listen)
+        try:
+            bound = await server.start(host, port, tls)
+        except AddressError as error:
+            raise StartError(error.strerror or str(error), EXIT_PORT) from error
+        except OSError as error:
+            raise StartError(f"cannot read a TLS file: {error}", EXIT_CONFIG) from error
+        self._server = server
+        ports = Ports(_join(host, bound), await self._serve_metrics(metrics_server))
+        try:
+            write_ports(Path(config.data_dir), ports)
+        except OSError as error:
+            raise StartError(_directory_message(Path(config.data_dir), error), EXIT_DATA_DIRECTORY) from error
+        return ports
+
+    async def _serve_metrics(self, server: MetricsServer) -> str:
+        address = self._config.metrics_address
+        if address is None:
+            return ""
+        try:
+            bound = await server.start(*address)
+        except OSError as error:
+            raise StartError(
+                f"cannot listen on {self._config.metrics_listen} for metrics: {error.strerror or error}; "
+                "name another port with --metrics-listen, or 'off'",
+                EXIT_PORT,
+            ) from error
+        self._stack.push_async_callback(server.stop)
+        return _join(address[0], bound)
+
+    async def _stop_leading(self) -> None:
+        """Both at once: streams end when the leader does, so that stopping takes no longer than the last commit."""
+        stops = [self.leader.stop()]
+        if self._server is not None:
+            stops.append(self._server.stop(STOP_SECONDS))
+        await asyncio.gather(*stops)
+
+
+def leader_settings(config: Config) -> LeaderSettings:
+    limits = Limits(
+        renew_ns=config.lease.renew_interval_ns,
+        grace_ns=config.lease.grace_ns,
+        session_fence_after_ns=config.lease.fence_after_ns,
+        reconnect_ns=config.loop.reconnect_ns,
+        prepare_timeout_ns=config.loop.prepare_timeout_ns,
+    )
+    return LeaderSettings(
+        limits=limits,
+        renew_interval_ms=config.lease.renew_interval_ns // NS_PER_MS,
+        request_keep_seconds=config.keep.requests_ns // NS_PER_SECOND,
+        events_max=config.keep.events,
+        ended_jobs_max=config.keep.ended_jobs,
+    )
+
+
+def make_directory(directory: Path) -> None:
+    """Raises OSError."""
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
+def write_ports(directory: Path, ports: Ports) -> None:
+    """Tell local programs where the controller listens. Whole or not at all. Raises OSError."""
+    content = {"grpc_address": ports.grpc_address, "metrics_address": ports.metrics_address, "pid": os.getpid()}
+    descriptor, name = tempfile.mkstemp(prefix=f".{PORTS_FILE}.", dir=directory)  # made with mode 0600
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            json.dump(content, file)
+        Path(name).replace(directory / PORTS_FILE)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def version() -> str:
+    try:
+        return importlib.metadata.version("virial")
+    except importlib.metadata.PackageNotFoundError:  # run from a checkout that was never installed
+        return "0+unknown"
+
+
+def _tls(config: Config) -> Tls | None:
+    if config.tls.certificate is None or config.tls.key is None:
+        return None
+    client_ca = Path(config.tls.client_ca) if config.tls.client_ca is not None else None
+    return Tls(Path(config.tls.certificate), Path(config.tls.key), client_ca)
+
+
+def _status_of(error: StoreError) -> int:
+    return EXIT_DATA_DIRECTORY if isinstance(error, StoreCorruptError | StoreLockedError) else EXIT_FAILED
+
+
+def _directory_message(directory: Path, error: OSError) -> str:
+    reason = error.strerror or str(error)
+    if str(directory) in reason:
+        return reason  # the store has said it all
+    return f"cannot use the data directory {directory}: {reason}; name one that this user may write with --data-dir"
+
+
+def _join(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,0 +1,217 @@
+"""Settings of a controller: one frozen tree; defaults < TOML file < environment < flags; cross-checks in `validate`."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Final
+
+from controld.core.spec import SECOND_NS
+from virialpb.layered import ConfigError, Loaded, load
+from virialpb.units import format_duration_ns
+
+ENVIRONMENT_PREFIX: Final = "VIRIAL_CONTROLD"
+DEFAULT_FILE: Final = "/etc/virial/controld.toml"
+OFF: Final = "off"
+
+
+class StoreKind(StrEnum):
+    SQLITE = "sqlite"
+    MEMORY = "memory"
+
+
+@dataclass(frozen=True, slots=True)
+class StoreConfig:
+    """`memory` forgets everything at the end of the process: for tests."""
+
+    kind: StoreKind = StoreKind.SQLITE
+    size_max_bytes: int = field(default=8 << 30, metadata={"unit": "bytes", "minimum": 16 << 20})
+
+
+@dataclass(frozen=True, slots=True)
+class TlsConfig:
+    """PEM files. With `client_ca`, callers must show a certificate that it signed."""
+
+    certificate: str | None = None
+    key: str | None = None
+    client_ca: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseConfig:
+    """Times of the lease protocol, as in docs/design: all ends must agree on them.
+
+    `fence_after`: how long after its last renewal a task is stopped, where its job names no other time. `kill_budget`:
+    what an agent needs to kill a task. `drift_thousandths`: by how much clocks may run apart. `recovery`: how long
+    agents may be without a controller when it restarts.
+    """
+
+    renew_interval_ns: int = field(
+        default=SECOND_NS, metadata={"unit": "duration_ns", "minimum": 50_000_000, "maximum": 60 * SECOND_NS}
+    )
+    grace_ns: int = field(default=SECOND_NS, metadata={"unit": "duration_ns", "minimum": 100_000_000})
+    fence_after_ns: int = field(default=60 * SECOND_NS, metadata={"unit": "duration_ns", "maximum": 86_400 * SECOND_NS})
+    kill_budget_ns: int = field(default=SECOND_NS, metadata={"unit": "duration_ns"})
+    drift_thousandths: int = field(default=10, metadata={"minimum": 1, "maximum": 200})
+    recovery_ns: int = field(default=SECOND_NS, metadata={"unit": "duration_ns"})
+
+    @property
+    def fence_after_min_ns(self) -> int:
+        """The least fence_after: fence_after * (1 - drift) - kill_budget - 2 * renew_interval > recovery."""
+        needed_ns = self.kill_budget_ns + 2 * self.renew_interval_ns + self.recovery_ns
+        return -(-needed_ns * 1000 // (1000 - self.drift_thousandths)) + 1
+
+
+@dataclass(frozen=True, slots=True)
+class LoopConfig:
+    """`prepare_timeout`: for a rank to get ready. `reconnect`: for agents to find a new leader, else suspect."""
+
+    prepare_timeout_ns: int = field(default=60 * SECOND_NS, metadata={"unit": "duration_ns", "minimum": SECOND_NS})
+    reconnect_ns: int = field(default=10 * SECOND_NS, metadata={"unit": "duration_ns", "minimum": SECOND_NS})
+    plan_deadline_ns: int = field(default=10 * SECOND_NS, metadata={"unit": "duration_ns", "minimum": 100_000_000})
+
+
+@dataclass(frozen=True, slots=True)
+class KeepConfig:
+    """How much of what is over stays in the state. Retried requests are answered from it for `requests`."""
+
+    requests_ns: int = field(default=86_400 * SECOND_NS, metadata={"unit": "duration_ns", "minimum": 3_600 * SECOND_NS})
+    events: int = field(default=10_000, metadata={"minimum": 100, "maximum": 1_000_000})
+    ended_jobs: int = field(default=1_000, metadata={"minimum": 1, "maximum": 100_000})
+
+
+@dataclass(frozen=True, slots=True)
+class LogConfig:
+    level: str = field(default="info", metadata={"choices": ("debug", "info", "warning", "error")})
+    form: str = field(default="auto", metadata={"choices": ("auto", "json", "console")})
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """`listen` and `metrics_listen` are HOST:PORT; port 0 takes a free one, which `ports.json` in `data_dir` names."""
+
+    data_dir: str = "/var/lib/virial/controld"
+    listen: str = "127.0.0.1:7700"
+    metrics_listen: str = "127.0.0.1:7701"
+    insecure: bool = False
+    identity: str = ""
+    store: StoreConfig = field(default_factory=StoreConfig)
+    tls: TlsConfig = field(default_factory=TlsConfig)
+    lease: LeaseConfig = field(default_factory=LeaseConfig)
+    loop: LoopConfig = field(default_factory=LoopConfig)
+    keep: KeepConfig = field(default_factory=KeepConfig)
+    log: LogConfig = field(default_factory=LogConfig)
+
+    @property
+    def grpc_address(self) -> tuple[str, int]:
+        return parse_address(self.listen)
+
+    @property
+    def metrics_address(self) -> tuple[str, int] | None:
+        return None if self.metrics_listen == OFF else parse_address(self.metrics_listen)
+
+
+def load_config(
+    *, toml_text: str | None, toml_name: str, environ: Mapping[str, str], flags: Mapping[str, object]
+) -> Loaded[Config]:
+    """The settings of all layers, cross-checked. Raises ConfigError with every mistake."""
+    loaded = load(
+        Config, toml_text=toml_text, toml_name=toml_name, environ=environ, prefix=ENVIRONMENT_PREFIX, flags=flags
+    )
+    errors = [
+        f"{name}: {text} (set by: {loaded.origins.get(name, 'default')})" for name, text in validate(loaded.value)
+    ]
+    if errors:
+        raise ConfigError(errors)
+    return loaded
+
+
+def validate(config: Config) -> list[tuple[str, str]]:
+    """(setting, what is wrong and what to do) of every broken rule between settings."""
+    return [*_addresses(config), *_tls(config), *_lease(config.lease), *_loop(config)]
+
+
+def parse_address(text: str) -> tuple[str, int]:
+    """HOST:PORT, an IPv6 host in brackets. Raises ValueError."""
+    host, colon, port = text.rpartition(":")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        raise ValueError(f"'{text}' has an IPv6 host without brackets: write [HOST]:PORT")
+    if not colon or not host or not port.isascii() or not port.isdecimal() or int(port) > 65_535:
+        raise ValueError(f"'{text}' is not HOST:PORT with a port of 0 to 65535, such as 127.0.0.1:7700")
+    return host, int(port)
+
+
+def is_loopback(host: str) -> bool:
+    """A name other than localhost may lead anywhere, so it does not count."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _addresses(config: Config) -> list[tuple[str, str]]:
+    found: list[tuple[str, str]] = []
+    known: dict[str, tuple[str, int]] = {}
+    for name, text in (("listen", config.listen), ("metrics_listen", config.metrics_listen)):
+        if name == "metrics_listen" and text == OFF:
+            continue
+        try:
+            known[name] = parse_address(text)
+        except ValueError as error:
+            found.append((name, str(error)))
+    if "listen" in known and not is_loopback(known["listen"][0]) and not config.tls.certificate and not config.insecure:
+        text = (
+            f"{config.listen} can be reached from other machines, and without TLS anyone there could run commands on "
+            "every node; set tls.certificate, tls.key and tls.client_ca, or say --insecure in a network you trust"
+        )
+        found.append(("listen", text))
+    if "metrics_listen" in known and not is_loopback(known["metrics_listen"][0]) and not config.insecure:
+        text = (
+            f"{config.metrics_listen} can be reached from other machines; listen on 127.0.0.1 and let a local agent "
+            "forward it, or say --insecure"
+        )
+        found.append(("metrics_listen", text))
+    if len(set(known.values())) < len(known) and config.listen.rpartition(":")[2] != "0":
+        found.append(("metrics_listen", "is the same address as listen; name another port, or 'off'"))
+    return found
+
+
+def _tls(config: Config) -> list[tuple[str, str]]:
+    tls = config.tls
+    found: list[tuple[str, str]] = []
+    if (tls.certificate is None) != (tls.key is None):
+        missing = "tls.key" if tls.key is None else "tls.certificate"
+        found.append((missing, "is missing: a certificate and its key come together"))
+    if tls.client_ca is not None and tls.certificate is None:
+        found.append(("tls.client_ca", "callers can be asked for certificates only over TLS; set tls.certificate"))
+    for name, path in (("certificate", tls.certificate), ("key", tls.key), ("client_ca", tls.client_ca)):
+        if path is not None and not Path(path).is_file():
+            found.append((f"tls.{name}", f"{path} is not a file"))
+    return found
+
+
+def _lease(lease: LeaseConfig) -> list[tuple[str, str]]:
+    minimum_ns = lease.fence_after_min_ns
+    if lease.fence_after_ns >= minimum_ns:
+        return []
+    least = format_duration_ns(-(-minimum_ns // 1_000_000) * 1_000_000)
+    text = (
+        f"{format_duration_ns(lease.fence_after_ns)} is too short: a restart of the controller would stop every task; "
+        f"the least is {least}, or make lease.renew_interval, lease.kill_budget or lease.recovery shorter"
+    )
+    return [("lease.fence_after", text)]
+
+
+def _loop(config: Config) -> list[tuple[str, str]]:
+    if config.loop.reconnect_ns >= 2 * config.lease.renew_interval_ns:
+        return []
+    return [
+        ("loop.reconnect", "must be at least two lease.renew_interval: else every node is suspect after each restart")
+    ]

@@ -19,6 +19,7 @@ from controld.core.ids import Incarnation
 from controld.core.outcome import Reply
 from controld.matching.engine import plan
 from controld.matching.port import PlannerPort
+from controld.replica.errors import SessionClosedError
 from controld.replica.leader import Leader
 from controld.replica.observe import LogName, LogValue
 from controld.replica.planner import InlinePlanner
@@ -191,6 +192,7 @@ class Peer:
     session: NodeSession
     orders: list[Order] = field(default_factory=list[Order])
     reading: asyncio.Task[None] | None = None
+    closed: SessionClosedError | None = None
 
     @classmethod
     async def connect(cls, leader: Leader, greeting: Hello, *, reads: bool = True) -> Peer:
@@ -200,8 +202,11 @@ class Peer:
         return peer
 
     async def _read(self) -> None:
-        while True:
-            self.orders.append(await self.session.next_order())
+        try:
+            while True:
+                self.orders.append(await self.session.next_order())
+        except SessionClosedError as error:
+            self.closed = error
 
     def beat(self, seq: int, slots: tuple[SlotStatus, ...] = ()) -> None:
         self.session.receive(Beat(seq, slots))

@@ -89,7 +89,7 @@ class Barrier:
         try:
             await self._store.barrier(self._leadership)
         except asyncio.CancelledError:
-            self._fail(waiting, OutcomeUnknownError("the controller stopped"))
+            self._fail(waiting, self._closed or OutcomeUnknownError("the controller stopped"))
             raise
         except Exception as error:  # noqa: BLE001 - a store that failed in any way has proved nothing
             reason = error if isinstance(error, StoreError) else OutcomeUnknownError(f"the store failed: {error!r}")

@@ -1,8 +1,10 @@
 """What waits to be sent to one agent: bounded, and it never makes anyone wait.
 
 Answers (welcome, acknowledgements, task replies) go first and are never dropped; of acknowledgements the newest
-says all. Orders are level-triggered, given again by later ticks: an equal one waits once, and the oldest are
-dropped when there are too many. So one hung agent costs its own bound and nothing else (H13).
+says all. Orders are level-triggered, given again by later ticks: an equal one waits once, and one that finds too
+many waiting is turned away. (Dropping the oldest instead starves: a burst beyond the bound is repeated in the same
+order, so it would lose the same ones each time, while those at its front are carried out and not repeated.) So one
+hung agent costs its own bound and nothing else (H13).
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ class Outbox:
         self._orders: dict[Order, None] = {}
         self._ready = asyncio.Event()
         self._closed: Exception | None = None
-        self.dropped = 0
+        self.turned_away = 0
 
     def __len__(self) -> int:
         return len(self._answers) + len(self._orders) + (self._ack is not None)
@@ -37,7 +39,8 @@ class Outbox:
             return
         match order:
             case BeatAck():
-                self._ack = order
+                if self._ack is None or order.seq > self._ack.seq:
+                    self._ack = order
             case Welcome() | TaskReply() | SessionRefused():
                 if len(self._answers) >= self._replies_max:
                     raise OutboxFullError
@@ -50,8 +53,8 @@ class Outbox:
         if order in self._orders:
             return
         if len(self._orders) >= self._orders_max:
-            del self._orders[next(iter(self._orders))]
-            self.dropped += 1
+            self.turned_away += 1
+            return
         self._orders[order] = None
 
     def close(self, error: Exception) -> None:

@@ -1,0 +1,377 @@
+"""Sessions: who gets one, and when a renewal is acknowledged."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from controld.core.agent import DropDone, Hello, Prepare, SlotState, SlotStatus, Welcome
+from controld.core.commands import SubmitJob
+from controld.core.ids import NO_EPOCH, CheckpointId, Epoch, JobId, NodeUid, SlotId, Token
+from controld.core.model import Device, Inventory, Liveness
+from controld.core.spec import SECOND_NS
+from controld.replica.errors import SessionClosedError, SessionRefusedError
+from controld.replica.observe import LogName
+from controld.store.faults import Fault, FaultKind, Operation
+from controld.store.memory import MemoryDisk, MemoryStore
+from controld.store.port import DeposedError, Leadership, StoredChange
+from tests.support_core import incarnation, spec
+from tests.support_replica import Peer, hello, lead, quick, run
+from virialpb.reasons import Reason
+
+
+class Gates(MemoryStore):
+    """Barriers and commits that wait for their gate."""
+
+    def __init__(self, disk: MemoryDisk) -> None:
+        super().__init__(disk)
+        self.barriers = asyncio.Event()
+        self.commits = asyncio.Event()
+        self.barriers.set()
+        self.commits.set()
+        self.asked = 0
+
+    async def barrier(self, leadership: Leadership) -> None:
+        self.asked += 1
+        await self.barriers.wait()
+        await super().barrier(leadership)
+
+    async def commit(self, leadership: Leadership, seq: int, changes: Sequence[StoredChange]) -> int:
+        await self.commits.wait()
+        return await super().commit(leadership, seq, changes)
+
+
+def test_a_renewal_is_acknowledged_only_by_a_barrier_that_started_after_it() -> None:
+    async def main() -> None:
+        disk = MemoryDisk()
+        store = Gates(disk)
+        rig = await lead(disk, store=store)
+        peer = await Peer.connect(rig.leader, hello(incarnation("n0"), "n0"))
+        await asyncio.sleep(1)
+        assert peer.acknowledged == [1]
+        store.barriers.clear()
+        await asyncio.sleep(1)  # one barrier is under way now
+        asked = store.asked
+        peer.beat(2)
+        store.barriers.set()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert store.asked == asked
+        assert peer.acknowledged == [1], "the barrier under way started before the beat"
+        await asyncio.sleep(0.3)
+        assert store.asked > asked
+        assert peer.acknowledged == [1, 2]
+        await rig.stop()
+
+    run(main)
+
+
+def test_without_barriers_nothing_is_acknowledged_and_afterwards_the_newest_says_all() -> None:
+    async def main() -> None:
+        disk = MemoryDisk()
+        store = Gates(disk)
+        rig = await lead(disk, store=store)
+        peer = await Peer.connect(rig.leader, hello(incarnation("n0"), "n0"))
+        await asyncio.sleep(1)
+        store.barriers.clear()
+        for seq in range(2, 10):
+            await asyncio.sleep(1)
+            peer.beat(seq)
+        assert peer.acknowledged == [1]
+        store.barriers.set()
+        await asyncio.sleep(1)
+        assert peer.acknowledged[-1] == 9
+        await rig.stop()
+
+    run(main)
+
+
+def test_barriers_that_fail_do_not_lose_a_renewal() -> None:
+    class Flaky:
+        def __init__(self) -> None:
+            self.failing = False
+
+        def next(self, operation: Operation) -> Fault:
+            lost = self.failing and operation is Operation.BARRIER
+            return Fault(FaultKind.LOST_BEFORE if lost else FaultKind.NONE)
+
+    async def main() -> None:
+        flaky = Flaky()
+        rig = await lead(faults=flaky)
+        peer = await Peer.connect(rig.leader, hello(incarnation("n0"), "n0"))
+        await asyncio.sleep(1)
+        flaky.failing = True
+        peer.beat(2)
+        await asyncio.sleep(1)
+        assert peer.acknowledged == [1]
+        assert rig.log.of(LogName.BARRIER_FAILED)
+        flaky.failing = False
+        await asyncio.sleep(1)
+        assert peer.acknowledged == [1, 2]
+        await rig.stop()
+
+    run(main)
+
+
+def test_a_deposed_leader_acknowledges_nothing_and_ends_every_session() -> None:
+    async def main() -> None:
+        rig = await lead()
+        peer = await Peer.connect(rig.leader, hello(incarnation("n0"), "n0"))
+        await asyncio.sleep(1)
+        rival = await lead(rig.disk)
+        peer.beat(2)
+        await asyncio.wait_for(rig.leader.lost.wait(), 1)
+        await asyncio.sleep(1)
+        assert peer.acknowledged == [1]
+        assert peer.closed is not None
+        assert peer.closed.reason is Reason.NOT_LEADER
+        with pytest.raises(DeposedError):
+            await rig.leader.open_session(hello(incarnation("n0"), "n0"))
+        await rig.stop()
+        await rival.stop()
+
+    run(main)
+
+
+def test_silence_makes_suspect_then_expired_and_a_beat_makes_live() -> None:
+    async def main() -> None:
+        rig = await lead()
+        uid = NodeUid("uid-n0")
+        peer = await Peer.connect(rig.leader, hello(incarnation("n0"), "n0"))
+        for seq in range(2, 30):
+            await asyncio.sleep(1)
+            peer.beat(seq)
+        nodes = rig.leader.state.nodes
+        await asyncio.sleep(20)
+        assert nodes[uid].liveness is Liveness.SUSPECT
+        peer.beat(30)
+        await asyncio.sleep(1)
+        assert nodes[uid].liveness is Liveness.LIVE
+        await asyncio.sleep(0.5)
+        assert peer.acknowledged[-1] == 30
+        await asyncio.sleep(65)
+        assert nodes[uid].liveness is Liveness.EXPIRED
+        await rig.stop()
+
+    run(main)
+
+
+def test_an_expiry_is_dropped_when_a_beat_comes_first_and_bars_acknowledgement_when_it_does_not() -> None:
+    """The commit of the expiry is held back: until its outcome is known, a renewal may not be acknowledged."""
+
+    async def main() -> None:
+        disk = MemoryDisk()
+        store = Gates(disk)
+        rig = await lead(disk, store=store)
+        uid = NodeUid("uid-n0")
+        peer = await Peer.connect(rig.leader, hello(incarnation("n0"), "n0"))
+        await asyncio.sleep(50)
+        assert rig.leader.state.nodes[uid].liveness is Liveness.SUSPECT
+        # The barrier before an expiry is held back; the beat that comes meanwhile wins.
+        await asyncio.sleep(10.5)
+        store.barriers.clear()
+        await asyncio.sleep(2)
+        peer.beat(2)
+        store.barriers.set()
+        await asyncio.sleep(2)
+        assert rig.leader.state.nodes[uid].liveness is Liveness.LIVE
+        assert peer.acknowledged[-1] == 2
+        # Now the expiry is decided and its commit hangs; the beat comes too late.
+        await asyncio.sleep(55)
+        assert rig.leader.state.nodes[uid].liveness is Liveness.SUSPECT
+        store.commits.clear()
+        await asyncio.sleep(10)
+        peer.beat(3)
+        await asyncio.sleep(2)
+        assert 3 not in peer.acknowledged
+        store.commits.set()
+        await asyncio.sleep(0.5)
+        assert "node.expired" in [e.kind for e in rig.leader.state.events.values()]
+        assert 3 not in peer.acknowledged
+        for seq in (4, 5):
+            await asyncio.sleep(1)
+            peer.beat(seq)
+        await asyncio.sleep(1)
+        assert rig.leader.state.nodes[uid].liveness is Liveness.LIVE
+        assert peer.acknowledged[-1] == 5
+        await rig.stop()
+
+    run(main)
+
+
+def test_a_leader_that_stood_still_times_everyone_anew() -> None:
+    async def main() -> None:
+        rig = await lead()
+        uid = NodeUid("uid-n0")
+        peer = await Peer.connect(rig.leader, hello(incarnation("n0"), "n0"))
+        for seq in range(2, 10):
+            await asyncio.sleep(1)
+            peer.beat(seq)
+        rig.clock.offset_ns += 300 * SECOND_NS  # SIGSTOP, or a suspended machine
+        await asyncio.sleep(2)
+        assert rig.log.of(LogName.LEADER_STALLED)
+        assert rig.leader.state.nodes[uid].liveness is Liveness.LIVE
+        await asyncio.sleep(70)
+        assert rig.leader.state.nodes[uid].liveness is Liveness.EXPIRED
+        await rig.stop()
+
+    run(main)
+
+
+def test_the_second_of_two_clones_is_refused_and_the_first_is_kept() -> None:
+    async def main() -> None:
+        rig = await lead()
+        first = await Peer.connect(rig.leader, hello(incarnation("n0", "g1"), "n0"))
+        seq = 1
+        for _ in range(40):
+            await asyncio.sleep(1)
+            first.beat(seq := seq + 1)
+            with pytest.raises(SessionRefusedError) as refused:
+                await rig.leader.open_session(hello(incarnation("n0", "g2"), "n0"))
+            assert refused.value.reason is Reason.DUPLICATE_NODE
+            assert "data directory" in refused.value.message
+        await asyncio.sleep(0.5)
+        assert first.acknowledged[-1] == seq
+        assert rig.leader.state.nodes[NodeUid("uid-n0")].incarnation == incarnation("n0", "g1")
+        told = [e for e in rig.leader.state.events.values() if e.kind == "node.duplicate"]
+        assert len(told) == 1, "told once in a while, not at every attempt"
+        # The first falls silent: after three missed beats the other life is taken.
+        await asyncio.sleep(4)
+        await Peer.connect(rig.leader, hello(incarnation("n0", "g2"), "n0"))
+        assert rig.leader.state.nodes[NodeUid("uid-n0")].incarnation == incarnation("n0", "g2")
+        assert first.session.closed
+        await rig.stop()
+
+    run(main)
+
+
+def test_of_two_clones_that_come_at_once_one_is_refused() -> None:
+    async def main() -> None:
+        rig = await lead()
+        came = await asyncio.gather(
+            *(rig.leader.open_session(hello(incarnation("n0", f"g{i}"), "n0")) for i in range(5)),
+            return_exceptions=True,
+        )
+        assert [type(c).__name__ for c in came] == ["NodeSession"] + ["SessionRefusedError"] * 4
+        await rig.stop()
+
+    run(main)
+
+
+def test_the_same_life_reconnecting_takes_its_session_over() -> None:
+    async def main() -> None:
+        rig = await lead()
+        first = await Peer.connect(rig.leader, hello(incarnation("n0"), "n0"))
+        second = await Peer.connect(rig.leader, hello(incarnation("n0"), "n0", seq=7))
+        await asyncio.sleep(1)
+        assert first.session.closed
+        first.session.close()  # its stream is noticed to be gone only now
+        first.beat(99)
+        await asyncio.sleep(1)
+        assert second.acknowledged == [7]
+        assert isinstance(second.orders[0], Welcome)
+        assert rig.leader.view.sessions[NodeUid("uid-n0")].connected
+        await rig.stop()
+
+    run(main)
+
+
+def test_inventory_is_committed_and_marks_the_node_reported() -> None:
+    async def main() -> None:
+        rig = await lead()
+        peer = await Peer.connect(rig.leader, hello(incarnation("n0"), "n0"))
+        uid = NodeUid("uid-n0")
+        assert not rig.leader.view.sessions[uid].reported
+        await peer.session.report_inventory(Inventory((Device("gpu0", "accelerator"),)))
+        assert rig.leader.view.sessions[uid].reported
+        assert [d.key for d in rig.leader.state.nodes[uid].inventory.devices] == ["gpu0"]
+        peer.session.close()
+        assert not rig.leader.view.sessions[uid].connected
+        with pytest.raises(SessionClosedError):
+            await peer.session.report_inventory(Inventory())
+        await rig.stop()
+
+    run(main)
+
+
+def newer_hello(*, seen: Epoch | None = None, token_epoch: Epoch | None = None) -> Hello:
+    slots: tuple[SlotStatus, ...] = ()
+    if token_epoch is not None:
+        token = Token(JobId("j"), 1, token_epoch)
+        slots = (SlotStatus(SlotId("j.1.0"), token, SlotState.RUNNING),)
+    return replace(hello(incarnation("n0"), "n0", slots=slots), leader_epoch_seen=seen or NO_EPOCH)
+
+
+@pytest.mark.parametrize("token", [False, True])
+def test_a_leader_that_is_behind_its_agents_steps_down_unless_it_can_prove_itself(token: bool) -> None:
+    async def main() -> None:
+        disk = MemoryDisk()
+        store = Gates(disk)
+        rig = await lead(disk, store=store)
+        store.barriers.clear()  # it cannot notice by itself yet
+        rival = await lead(disk)
+        await rival.submit(SubmitJob("r1", spec()))
+        epoch = rival.leader.epoch
+        greeting = newer_hello(token_epoch=epoch) if token else newer_hello(seen=epoch)
+        opening = asyncio.ensure_future(rig.leader.open_session(greeting))
+        await asyncio.sleep(1)
+        assert not opening.done()
+        store.barriers.set()
+        with pytest.raises(DeposedError):
+            await opening
+        assert rig.leader.lost.is_set()
+        # The real leader takes the agent; one that makes an epoch up is refused, and deposes nobody.
+        await rival.leader.open_session(newer_hello(seen=epoch))
+        with pytest.raises(SessionRefusedError) as refused:
+            await rival.leader.open_session(newer_hello(seen=Epoch(9, 9)))
+        assert refused.value.reason is Reason.FENCED
+        assert not rival.leader.lost.is_set()
+        await rig.stop()
+        await rival.stop()
+
+    run(main)
+
+
+@pytest.mark.row("H13", defect="waits_for_a_full_queue")
+def test_case_h13_one_hung_agent_costs_its_own_queue_and_nothing_else() -> None:
+    """It keeps beating and never reads: orders for it are turned away, everyone else is served."""
+
+    async def main() -> None:
+        rig = await lead(settings=quick(session_orders_max=6))
+        hung = await Peer.connect(rig.leader, hello(incarnation("hung"), "hung"), reads=False)
+        good = [await Peer.connect(rig.leader, hello(incarnation(f"n{i}"), f"n{i}")) for i in range(2)]
+        peers = [hung, *good]
+        for peer in peers:
+            await peer.session.report_inventory(Inventory())
+        for n in range(4):
+            await rig.submit(SubmitJob(f"r{n}", spec(ranks=3, cpu_millis=900), f"job-{n}"))
+        for seq in range(2, 200):
+            await asyncio.sleep(1)
+            for peer in peers:
+                peer.beat(seq)
+        await asyncio.sleep(0.5)
+        assert len(hung.session.outbox) == 6 + 2, "its orders up to the bound, welcome and one acknowledgement"
+        assert hung.session.outbox.turned_away > 0
+        for peer in good:
+            assert peer.acknowledged[-1] == 199
+            prepared = {o.token.job for o in peer.orders if isinstance(o, Prepare)}
+            assert prepared == {f"job-{n}" for n in range(4)}
+        assert (await rig.submit(SubmitJob("more", spec()))).subject
+        await rig.stop()
+
+    run(main)
+
+
+def test_files_dropped_everywhere_free_the_record_only_once_all_have_answered() -> None:
+    async def main() -> None:
+        rig = await lead()
+        peer = await Peer.connect(rig.leader, hello(incarnation("n0"), "n0"))
+        peer.session.receive(DropDone(JobId("nope"), CheckpointId("c1")))
+        await asyncio.sleep(1)
+        assert not rig.leader.lost.is_set()
+        await rig.stop()
+
+    run(main)

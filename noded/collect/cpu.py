@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from noded.collect.files import (
+    MAX_AMOUNT,
     Number,
+    decimal,
     format_id_list,
     list_names,
     parse_id_list,
@@ -20,6 +23,7 @@ from noded.collect.model import AttributeValue, Device, Quality, Roots, Sample, 
 # A 1,024-thread x86 host has some 1.5 MiB of it.
 _CPUINFO_MAX_BYTES: Final = 8 << 20
 _STAT_MAX_BYTES: Final = 4 << 20
+_LOAD = re.compile(r"([0-9]{1,9})\.([0-9]{2}) ", re.ASCII)
 
 # /proc/cpuinfo of arm64 names no model; MIDR implementers as in the kernel's arch/arm64/include/asm/cputype.h.
 _ARM_IMPLEMENTERS: Final[Mapping[str, str]] = {
@@ -79,9 +83,9 @@ def read_cpu_usage(roots: Roots, now_ns: int) -> list[Sample]:
     samples: list[Sample] = []
     stat = read_text(f"{roots.procroot}/stat", _STAT_MAX_BYTES)
     fields = (stat.value or "").partition("\n")[0].split()
-    if len(fields) >= 5 and fields[0] == "cpu" and all(field.isdecimal() for field in fields[1:]):
-        # guest time is already inside user and nice; counting it again would show more than 100 %
-        ticks = [int(field) for field in fields[1:9]]
+    # guest time is already inside user and nice; counting it again would show more than 100 %
+    ticks = [tick for tick in map(decimal, fields[1:9]) if tick is not None]
+    if fields[:1] == ["cpu"] and len(ticks) == len(fields[1:9]) >= 4 and sum(ticks) <= MAX_AMOUNT:
         idle = ticks[3] + (ticks[4] if len(ticks) > 4 else 0)
         samples.append(Sample("cpu/busy", sum(ticks) - idle, Unit.TICKS, Quality.OK, now_ns))
         samples.append(Sample("cpu/total", sum(ticks), Unit.TICKS, Quality.OK, now_ns))
@@ -90,9 +94,10 @@ def read_cpu_usage(roots: Roots, now_ns: int) -> list[Sample]:
         samples.append(Sample("cpu/busy", None, Unit.TICKS, quality, now_ns))
         samples.append(Sample("cpu/total", None, Unit.TICKS, quality, now_ns))
     load = read_text(f"{roots.procroot}/loadavg")
-    whole, dot, hundredths = (load.value or "").partition(" ")[0].partition(".")
-    if dot and whole.isdecimal() and hundredths.isdecimal() and len(hundredths) == 2:
-        samples.append(Sample("cpu/load", int(whole + hundredths) * 10, Unit.THOUSANDTHS, Quality.OK, now_ns))
+    average = _LOAD.match(load.value or "")
+    if average is not None:
+        thousandths = int(average[1]) * 1_000 + int(average[2]) * 10
+        samples.append(Sample("cpu/load", thousandths, Unit.THOUSANDTHS, Quality.OK, now_ns))
     else:
         quality = load.quality if load.value is None else Quality.ABSENT
         samples.append(Sample("cpu/load", None, Unit.THOUSANDTHS, quality, now_ns))
@@ -105,13 +110,13 @@ def numa_nodes(roots: Roots) -> dict[int, tuple[int, ...]]:
     online = parse_id_list(read_text(f"{base}/online").value or "")
     found: dict[int, tuple[int, ...]] = {}
     for name in list_names(base):
-        suffix = name.removeprefix("node")
-        if name == suffix or not suffix.isdecimal() or (online is not None and int(suffix) not in online):
+        number = _numbered(name, "node")
+        if number is None or (online is not None and number not in online):
             continue
         cpus = parse_id_list(read_text(f"{base}/{name}/cpulist").value or "")
         if cpus is None:
             cpus = parse_mask(read_text(f"{base}/{name}/cpumap").value or "")
-        found[int(suffix)] = cpus or ()
+        found[number] = cpus or ()
     return found
 
 
@@ -144,19 +149,24 @@ def _from_sysfs(roots: Roots) -> list[Cpu]:
     node_of = {cpu: node for node, cpus in numa_nodes(roots).items() for cpu in cpus}
     cpus: list[Cpu] = []
     for name in list_names(base):
-        suffix = name.removeprefix("cpu")
-        if name == suffix or not suffix.isdecimal() or (online is not None and int(suffix) not in online):
+        number = _numbered(name, "cpu")
+        if number is None or (online is not None and number not in online):
             continue
         topology = f"{base}/{name}/topology"
         package = read_int(f"{topology}/physical_package_id")
         if online is None and package.value is None and read_int(f"{base}/{name}/online").value == 0:
             continue
-        core = _core(topology, suffix, package)
-        cpus.append(Cpu(int(suffix), max(package.value or 0, 0), core, node_of.get(int(suffix))))
+        core = _core(topology, number, package)
+        cpus.append(Cpu(number, max(package.value or 0, 0), core, node_of.get(number)))
     return cpus
 
 
-def _core(topology: str, number: str, package: Number) -> str:
+def _numbered(name: str, prefix: str) -> int | None:
+    """3 of "cpu3"; None of "cpufreq"."""
+    return decimal(name.removeprefix(prefix)) if name.startswith(prefix) else None
+
+
+def _core(topology: str, number: int, package: Number) -> str:
     """What siblings share. core_id alone repeats over packages, and on some machines over dies and clusters."""
     for name in ("core_cpus_list", "thread_siblings_list", "core_cpus", "thread_siblings"):
         siblings = read_text(f"{topology}/{name}").value
@@ -189,13 +199,13 @@ def _cpuinfo(roots: Roots) -> list[dict[str, str]]:
 def _from_cpuinfo(entries: list[dict[str, str]]) -> list[Cpu]:
     cpus: list[Cpu] = []
     for entry in entries:
-        number = entry.get("processor", "")
-        if not number.isdecimal():
+        number = decimal(entry.get("processor", ""))
+        if number is None:
             continue
-        package = entry.get("physical id", "0")
+        package = decimal(entry.get("physical id", "0")) or 0
         core = entry.get("core id")
         label = f"thread {number}" if core is None else f"{package} {core}"
-        cpus.append(Cpu(int(number), int(package) if package.isdecimal() else 0, label, None))
+        cpus.append(Cpu(number, package, label, None))
     return cpus
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from noded.collect.files import directory_quality, list_names, quality_of, read_int, read_text
+from noded.collect.files import directory_quality, list_names, product, quality_of, read_int, read_text
 from noded.collect.model import AttributeValue, Device, Quality, Roots, Sample, Unit
 from noded.collect.pci import place
 
@@ -76,7 +76,8 @@ def _disk(name: str, path: str, sectors: int | None) -> Device:
     if serial is not None:
         attributes["serial"] = serial
     key, attributes["identity"] = _key(name, path, serial)
-    capacity = {} if sectors is None or sectors < 0 else {"capacity_bytes": sectors * _SECTOR_BYTES}
+    capacity_bytes = product(sectors, _SECTOR_BYTES)
+    capacity = {} if capacity_bytes is None else {"capacity_bytes": capacity_bytes}
     vendor = read_text(f"{path}/device/vendor").value or ""
     return Device(key, "storage", name, attributes, capacity, vendor_id="" if vendor.startswith("0x") else vendor)
 

@@ -16,7 +16,10 @@ from noded.collect.model import Quality
 
 MAX_FILE_BYTES: Final = 64 << 10
 MAX_DIRECTORY_ENTRIES: Final = 65_536
+# What a proto int64 holds: a larger number is no amount of anything.
+MAX_AMOUNT: Final = 2**63 - 1
 _INTEGER = re.compile(r"[+-]?[0-9]{1,20}")
+_DECIMAL = re.compile(r"[0-9]{1,20}")
 _DENIED: Final = frozenset({errno.EACCES, errno.EPERM})
 
 
@@ -59,14 +62,27 @@ def read_text(path: str, max_bytes: int = MAX_FILE_BYTES) -> Text:
 
 
 def read_int(path: str) -> Number:
-    """The decimal integer a file holds. Words ("N/A", "<unknown>") are ABSENT, too many digits IMPLAUSIBLE."""
+    """The decimal integer a file holds. Words ("N/A", "<unknown>") are ABSENT, more than 64 bits IMPLAUSIBLE."""
     text = read_text(path)
     if text.value is None:
         return Number(None, text.quality)
     if _INTEGER.fullmatch(text.value):
-        return Number(int(text.value), Quality.OK)
+        number = int(text.value)
+        return Number(number, Quality.OK) if abs(number) <= MAX_AMOUNT else Number(None, Quality.IMPLAUSIBLE)
     digits = text.value.removeprefix("-").isdigit()
     return Number(None, Quality.IMPLAUSIBLE if digits else Quality.ABSENT)
+
+
+def decimal(text: str) -> int | None:
+    """A word that is a whole number of 0 to MAX_AMOUNT, else None."""
+    number = int(text) if _DECIMAL.fullmatch(text) else None
+    return number if number is not None and number <= MAX_AMOUNT else None
+
+
+def product(number: int | None, factor: int) -> int | None:
+    """``number * factor`` where that is an amount; None for a negative or an overflowing one."""
+    amount = None if number is None else number * factor
+    return amount if amount is not None and 0 <= amount <= MAX_AMOUNT else None
 
 
 def list_names(path: str) -> tuple[str, ...]:
@@ -103,13 +119,13 @@ def natural_key(name: str) -> tuple[tuple[int, int, str], ...]:
 def parse_id_list(text: str) -> tuple[int, ...] | None:
     """``0-3,8,10-11`` as numbers, ascending; None when it is no such list or names more than 65,536."""
     found: set[int] = set()
+    left = MAX_DIRECTORY_ENTRIES
     for part in text.split(","):
         low, dash, high = part.strip().partition("-")
-        if not low.isdecimal() or (dash and not high.isdecimal()):
+        first, last = decimal(low), decimal(high if dash else low)
+        if first is None or last is None or last < first or last - first >= left:
             return None
-        first, last = int(low), int(high or low)
-        if last < first or last - first >= MAX_DIRECTORY_ENTRIES:
-            return None
+        left -= last - first + 1
         found.update(range(first, last + 1))
     return tuple(sorted(found))
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from noded.collect.files import read_text
+from noded.collect.files import decimal, read_text
 from noded.collect.model import AttributeValue, Quality, Roots
 
 # DMI is evidence for people: makers leave it blank, or give a whole series one serial number. Never an identity.
@@ -80,8 +80,8 @@ def read_limits(roots: Roots) -> Limits:
     """
     base = f"{roots.sysroot}/fs/cgroup"
     cpu_millis: int | None = None
-    quota, _, period = (read_text(f"{base}/cpu.max").value or "").partition(" ")
-    if quota.isdecimal() and period.isdecimal() and int(period) > 0:
-        cpu_millis = max(1, int(quota) * _MILLIS // int(period))
-    memory = read_text(f"{base}/memory.max").value or ""
-    return Limits(cpu_millis, int(memory) if memory.isdecimal() else None)
+    words = (read_text(f"{base}/cpu.max").value or "").split(" ")
+    quota, period = (decimal(words[0]), decimal(words[1])) if len(words) == 2 else (None, None)
+    if quota is not None and period:
+        cpu_millis = max(1, quota * _MILLIS // period)
+    return Limits(cpu_millis, decimal(read_text(f"{base}/memory.max").value or ""))

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from noded.collect.cpu import numa_nodes
-from noded.collect.files import list_names, read_int, read_text
+from noded.collect.files import list_names, product, read_int, read_text
 from noded.collect.model import AttributeValue, Device, Quality, Roots, Sample, Unit
 
 _KIB: Final = 1024
-_LINE = re.compile(r"(?:Node\s+[0-9]+\s+)?([A-Za-z0-9_()]+):\s+([0-9]{1,19}) kB", re.MULTILINE)
+_LINE = re.compile(r"(?:Node\s+[0-9]+\s+)?([A-Za-z0-9_()]+):\s+([0-9]{1,15}) kB", re.MULTILINE)
 _HUGEPAGES = re.compile(r"hugepages-([0-9]{1,12})kB")
 
 
@@ -69,9 +69,11 @@ def _device(key: str, attributes: dict[str, AttributeValue], size_bytes: int | N
     capacity = {} if size_bytes is None else {"memory_bytes": size_bytes}
     for name in list_names(f"{base}/hugepages"):
         match = _HUGEPAGES.fullmatch(name)
-        count = read_int(f"{base}/hugepages/{name}/nr_hugepages").value if match else None
-        if match and count:
-            capacity[f"hugepages_{match[1]}kib_bytes"] = count * int(match[1]) * _KIB
+        if match is None:
+            continue
+        size_bytes = product(read_int(f"{base}/hugepages/{name}/nr_hugepages").value, int(match[1]) * _KIB)
+        if size_bytes:
+            capacity[f"hugepages_{match[1]}kib_bytes"] = size_bytes
     return Device(key=key, kind="memory", name=key.removeprefix("memory/"), attributes=attributes, capacity=capacity)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from noded.collect.files import list_names, read_int, read_text
+from noded.collect.files import Number, decimal, list_names, read_int, read_text
 from noded.collect.model import AttributeValue, Link, Quality, Roots, Sample, Unit
 from noded.collect.pci import place
 
@@ -70,18 +70,19 @@ def read_rdma_ports(roots: Roots) -> list[RdmaPort]:
         guid = (read_text(f"{path}/node_guid").value or "").lower()
         if _GUID.fullmatch(guid) and guid.strip("0:"):
             attributes["node_guid"] = guid
-        for number in list_names(f"{path}/ports"):
-            if number.isdecimal():
+        for directory in list_names(f"{path}/ports"):
+            number = decimal(directory)
+            if number is not None:
                 key, identity = _key(device, guid if "node_guid" in attributes else "", where)
                 ports.append(
                     RdmaPort(
                         f"{key}/{number}",
                         identity,
                         f"{device}/{number}",
-                        int(number),
+                        number,
                         f"{path}/ports/{number}",
                         where,
-                        {**attributes, "port": int(number)},
+                        {**attributes, "port": number},
                     )
                 )
     return ports
@@ -93,6 +94,8 @@ def read_rdma_counters(roots: Roots, now_ns: int) -> list[Sample]:
     for port in read_rdma_ports(roots):
         for name, end in ERROR_COUNTERS.items():
             number = read_int(f"{port.path}/counters/{name}")
+            if number.value is not None and number.value < 0:
+                number = Number(None, Quality.IMPLAUSIBLE)
             quality = Quality.SATURATED if number.value == end else number.quality
             samples.append(Sample(f"rdma/{port.key}/{name}", number.value, Unit.COUNT, quality, now_ns))
     return samples

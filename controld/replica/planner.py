@@ -31,7 +31,7 @@ class InlinePlanner:
 
 
 class ProcessPlanner:
-    """Asks a child process. One that dies, talks nonsense or takes too long is killed; the next question starts another."""
+    """Asks a child process. One that dies, talks nonsense or takes too long is killed; the next question starts one."""
 
     def __init__(
         self,

@@ -181,7 +181,7 @@ async def lead(
 
 
 def hello(incarnation: Incarnation, name: str, *, slots: tuple[SlotStatus, ...] = (), seq: int = 1) -> Hello:
-    return Hello(incarnation, name, f"addr-{name}", "pidns", 4_000, 8 * GIB, Beat(seq, slots))
+    return Hello(incarnation, name, f"addr-{name}", "pidns", 4_000, 64 * GIB, Beat(seq, slots))
 
 
 @dataclass

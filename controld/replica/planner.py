@@ -48,6 +48,8 @@ class ProcessPlanner:
         # What this process was told: the next question sends what differs.
         self._told: dict[NodeUid, NodeView] = {}
         self._one_at_a_time = asyncio.Lock()
+        # Killed, not yet seen gone.
+        self._dying: list[asyncio.subprocess.Process] = []
 
     @property
     def pid(self) -> int | None:
@@ -72,22 +74,24 @@ class ProcessPlanner:
                 raise
 
     async def close(self) -> None:
-        """End the process: its input ends, so it goes by itself; else it is killed."""
-        process, self._process = self._process, None
-        if process is None or process.returncode is not None:
-            return
-        if process.stdin is not None:
-            process.stdin.close()
-        try:
-            async with asyncio.timeout(1.0):
-                await process.wait()
-        except TimeoutError:
-            process.kill()
+        """End the process and see it gone."""
+        self._discard()
+        await self._bury()
+
+    async def _bury(self) -> None:
+        while self._dying:
+            process = self._dying[-1]
             await process.wait()
+            # Whatever it still had to say: its pipe is closed by reading to the end.
+            assert process.stdout is not None
+            await process.stdout.read()
+            self._dying.remove(process)
 
     async def _running(self) -> asyncio.subprocess.Process:
         if self._process is not None and self._process.returncode is None:
             return self._process
+        self._discard()
+        await self._bury()
         self._told = {}
         self._process = await asyncio.create_subprocess_exec(
             *self._command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
@@ -140,6 +144,12 @@ class ProcessPlanner:
         return wire.from_planner(await process.stdout.readexactly(length))
 
     def _discard(self) -> None:
+        """Kill the process: it holds nothing that the next one is not told anew."""
         process, self._process = self._process, None
-        if process is not None and process.returncode is None:
+        if process is None:
+            return
+        if process.returncode is None:
             process.kill()
+        if process.stdin is not None:
+            process.stdin.close()
+        self._dying.append(process)

@@ -1,0 +1,120 @@
+"""Settings of the controller: layers, unknown names, cross-checks, addresses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from controld.config import Config, LeaseConfig, StoreKind, is_loopback, load_config, parse_address
+from virialpb.layered import ConfigError, Loaded
+
+
+def load(toml: str = "", environ: Mapping[str, str] | None = None, **flags: object) -> Loaded[Config]:
+    named = {name.replace("__", "."): value for name, value in flags.items()}
+    return load_config(toml_text=toml, toml_name="controld.toml", environ=environ or {}, flags=named)
+
+
+def errors(toml: str = "", environ: Mapping[str, str] | None = None, **flags: object) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        load(toml, environ, **flags)
+    return caught.value.errors
+
+
+def test_the_defaults_are_right() -> None:
+    config = load().value
+    assert config.grpc_address == ("127.0.0.1", 7700)
+    assert config.metrics_address == ("127.0.0.1", 7701)
+    assert config.store.kind is StoreKind.SQLITE
+
+
+def test_each_layer_covers_the_one_before_and_says_so() -> None:
+    toml = '[store]\nkind = "memory"\n[lease]\nfence_after = "30s"\ngrace = "2s"\n'
+    environ = {"VIRIAL_CONTROLD__LEASE__FENCE_AFTER": "20s", "VIRIAL_CONTROLD__LISTEN": "127.0.0.1:1"}
+    loaded = load(toml, environ, listen="127.0.0.1:2")
+    assert loaded.value.store.kind is StoreKind.MEMORY
+    assert loaded.value.lease.grace_ns == 2_000_000_000
+    assert loaded.value.lease.fence_after_ns == 20_000_000_000
+    assert loaded.value.listen == "127.0.0.1:2"
+    origins = loaded.origins
+    assert (origins["store.kind"], origins["lease.fence_after"], origins["listen"], origins["data_dir"]) == (
+        "controld.toml",
+        "VIRIAL_CONTROLD__LEASE__FENCE_AFTER",
+        "--listen",
+        "default",
+    )
+
+
+def test_an_unknown_name_is_answered_with_the_nearest() -> None:
+    assert errors("[store]\nkid = 'memory'\n") == [
+        "controld.toml: store.kid: unknown setting: did you mean 'store.kind'?"
+    ]
+    (line,) = errors(environ={"VIRIAL_CONTROLD__STORE__KND": "memory"})
+    assert line.startswith("VIRIAL_CONTROLD__STORE__KND")
+    assert "VIRIAL_CONTROLD__STORE__KIND" in line
+
+
+@pytest.mark.parametrize("listen", ["0.0.0.0:7700", "[::]:7700", "192.0.2.1:7700", "controller.example:7700"])
+def test_other_machines_need_tls_or_an_explicit_word(listen: str) -> None:
+    (line,) = errors(listen=listen)
+    assert line.startswith("listen: ")
+    assert "--insecure" in line
+    assert "(set by: --listen)" in line
+    assert load(listen=listen, insecure=True).value.insecure
+
+
+@pytest.mark.parametrize("listen", ["127.0.0.1:0", "127.9.9.9:1", "[::1]:7700", "localhost:7700"])
+def test_this_machine_needs_neither(listen: str) -> None:
+    assert load(listen=listen).value.listen == listen
+
+
+def test_metrics_stay_on_this_machine_or_off() -> None:
+    assert [line.partition(":")[0] for line in errors(metrics_listen="0.0.0.0:1")] == ["metrics_listen"]
+    assert load(metrics_listen="off").value.metrics_address is None
+
+
+def test_two_servers_do_not_share_an_address() -> None:
+    assert [line.partition(":")[0] for line in errors(metrics_listen="127.0.0.1:7700")] == ["metrics_listen"]
+    assert load(listen="127.0.0.1:0", metrics_listen="127.0.0.1:0").value.listen == "127.0.0.1:0"
+
+
+def test_tls_files_come_together_and_exist() -> None:
+    names = [line.partition(":")[0] for line in errors(tls__certificate="/nowhere/cert.pem")]
+    assert names == ["tls.key", "tls.certificate"]
+    assert [line.partition(":")[0] for line in errors(tls__client_ca="/nowhere/ca.pem")] == [
+        "tls.client_ca",
+        "tls.client_ca",
+    ]
+
+
+def test_the_least_fence_after_follows_from_the_other_times() -> None:
+    """fence_after * (1 - 1 %) - 1 s - 2 * 1 s must exceed 1 s: 4 s / 0.99 = 4.0404... s."""
+    assert LeaseConfig().fence_after_min_ns == 4_040_404_042
+    assert LeaseConfig(renew_interval_ns=250_000_000).fence_after_min_ns == 2_525_252_527
+    (line,) = errors(lease__fence_after="4s")
+    assert line.startswith("lease.fence_after: 4s is too short")
+    assert "4s41ms" in line
+    assert load(lease__fence_after="4s41ms").value.lease.fence_after_ns == 4_041_000_000
+
+
+def test_a_node_is_not_suspect_before_it_could_have_come_back() -> None:
+    (line,) = errors(lease__renew_interval="6s")
+    assert line.startswith("loop.reconnect: ")
+
+
+@pytest.mark.parametrize("text", ["", "127.0.0.1", ":7700", "h:", "h:x", "h:65536", "h:-1", "::1:7700", "h:７"])
+def test_what_is_no_address(text: str) -> None:
+    with pytest.raises(ValueError, match="HOST"):
+        parse_address(text)
+
+
+def test_addresses() -> None:
+    assert parse_address("[::1]:80") == ("::1", 80)
+    assert is_loopback("::1")
+    assert not is_loopback("::")
+    assert not is_loopback("example.org")
+
+
+def test_every_mistake_is_told_at_once() -> None:
+    found = errors("[lease]\nfence_after = '1s'\n", listen="nonsense", tls__key="/nowhere")
+    assert [line.partition(":")[0] for line in found] == ["listen", "tls.certificate", "tls.key", "lease.fence_after"]

@@ -1,6 +1,6 @@
 """Virial: a control plane that makes a rack of AI servers behave as one machine. This is its SDK.
 
-    with virial.SyncClient("127.0.0.1:7600") as client:
+    with virial.SyncClient("127.0.0.1:7700") as client:
         job = client.submit_job(virial.load_spec("train.yaml"))
 
 `Client` is the same for asyncio. Code inside a task uses `virial.task`. Names are loaded when they are first used,

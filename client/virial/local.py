@@ -63,8 +63,8 @@ def machine_share(nodes: int, *, memory_fraction: float = 0.8) -> Share:
     """An equal share of this machine's cores and of `memory_fraction` of its memory for each of `nodes`."""
     cores = len(os.sched_getaffinity(0))
     total_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    memory_bytes = int(total_bytes * memory_fraction) // nodes
-    return Share(cores * 1000 // nodes, memory_bytes - memory_bytes % (1 << 20))
+    memory_bytes = int(total_bytes * memory_fraction) // max(nodes, 1)
+    return Share(cores * 1000 // max(nodes, 1), memory_bytes - memory_bytes % (1 << 20))
 
 
 class LocalCluster:
@@ -105,15 +105,17 @@ class LocalCluster:
     def _start_controller(self) -> None:
         listen = self.address or "127.0.0.1:0"
         argv = ["-m", "controld", "--data-dir", str(self.controller.data_dir), "--listen", listen]
+        argv += ["--metrics-listen", "127.0.0.1:0", "--log-form", "json"]
         self.controller.argv = argv
         self._spawn(self.controller)
-        self.address = str(self._wait_for_ports(self.controller)["grpc"])
+        self.address = str(self._wait_for_ports(self.controller)["grpc_address"])
 
     def _start_node(self, name: str, options: NodeOptions) -> None:
         data_dir = self.directory / name
         argv = ["-m", "noded", "--name", name, "--data-dir", str(data_dir), "--controllers", options.controller]
         argv += ["--advertise-address", "127.0.0.1", "--allow-root-tasks", "--kill-tasks-on-exit"]
-        argv += ["--cpu-millis", str(options.cpu_millis), "--memory-bytes", str(options.memory_bytes)]
+        argv += ["--cpu", f"{options.cpu_millis}m", "--memory", f"{options.memory_bytes >> 20}MiB"]
+        argv += ["--bind-address", "127.0.0.1", "--log-format", "json"]
         part = Part(name, data_dir, argv)
         self.parts[name] = part
         self._spawn(part)

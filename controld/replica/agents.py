@@ -23,6 +23,7 @@ from controld.replica.observe import LogName
 from controld.replica.office import Office
 from controld.replica.outbox import Outbox, OutboxFullError
 from controld.replica.session import NodeSession
+from controld.replica.standing import stands
 from controld.replica.writer import Source
 from controld.store.port import StoreError
 from virialpb.reasons import Reason
@@ -61,7 +62,11 @@ class Agents:
         if former is not None:
             self._end(former, SessionClosedError(Reason.STALE, "replaced by a newer connection of this node"))
         settings = office.settings
-        outbox = Outbox(orders_max=settings.session_orders_max, replies_max=settings.session_replies_max)
+        outbox = Outbox(
+            orders_max=settings.session_orders_max,
+            replies_max=settings.session_replies_max,
+            stands=lambda order: stands(office.state, order),
+        )
         session = NodeSession(hello.incarnation, outbox, self)
         self._sessions[session.uid] = session
         # The hello is a renewal, from when it came in.

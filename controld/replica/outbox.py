@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 
 from controld.core.agent import BeatAck, Order, SessionRefused, TaskReply, Welcome
 
@@ -20,9 +21,11 @@ class OutboxFullError(Exception):
 
 
 class Outbox:
-    def __init__(self, *, orders_max: int, replies_max: int) -> None:
+    def __init__(self, *, orders_max: int, replies_max: int, stands: Callable[[Order], bool]) -> None:
+        """`stands`: whether an order is still to be sent, asked when it is taken."""
         self._orders_max = orders_max
         self._replies_max = replies_max
+        self._stands = stands
         self._answers: deque[Welcome | TaskReply | SessionRefused] = deque()
         self._ack: BeatAck | None = None
         self._orders: dict[Order, None] = {}
@@ -76,7 +79,9 @@ class Outbox:
             if self._orders:
                 order = next(iter(self._orders))
                 del self._orders[order]
-                return order
+                if self._stands(order):
+                    return order
+                continue
             if self._closed is not None:
                 raise self._closed
             self._ready.clear()

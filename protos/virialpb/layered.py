@@ -167,6 +167,20 @@ def describe(loaded: Loaded[Any]) -> list[tuple[str, str, str]]:
     return rows
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Setting:
+    """For building a command line. `switch`: a boolean, whose flag may stand alone."""
+
+    name: str
+    flag: str
+    switch: bool
+
+
+def settings(cls: type[DataclassInstance]) -> list[Setting]:
+    """Every setting of the tree, in its order."""
+    return [Setting(leaf.name, leaf.flag, leaf.hint is bool) for leaf in _leaves(cls)]
+
+
 def _leaves(cls: type[DataclassInstance], path: tuple[str, ...] = (), above: tuple[str, ...] = ()) -> list[_Leaf]:
     hints = typing.get_type_hints(cls)
     found: list[_Leaf] = []

@@ -1,0 +1,94 @@
+"""`noded`: the node agent. Exit status: 0 after a stop, 1 when it cannot start or go on, 2 for wrong settings."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import sys
+from pathlib import Path
+from typing import Final
+
+from noded.app import CannotStart, Options, run
+from noded.config import PREFIX, NodedConfig, load_config
+from noded.files import DataDirProblem
+from noded.logs import setup_log
+from virialpb.layered import ConfigError, describe, settings
+
+CONFIG_BYTES_MAX: Final = 1 << 20
+BAD_CONFIG: Final = 2
+FAILED: Final = 1
+
+
+def parser() -> argparse.ArgumentParser:
+    found = argparse.ArgumentParser(
+        prog="noded",
+        description="Node agent: reports what a node has, runs the tasks it is given a lease for.",
+        epilog=f"Every setting may also stand in the --config file or in the environment, as {PREFIX}__NAME.",
+        allow_abbrev=False,
+    )
+    found.add_argument("--config", metavar="FILE", type=Path, help="TOML file with settings")
+    found.add_argument("--check-config", action="store_true", help="check the settings and exit")
+    found.add_argument("--print-config", action="store_true", help="print each setting, and where it came from")
+    found.add_argument(
+        "--kill-tasks-on-exit", action="store_true", help="on SIGTERM stop the tasks and their guardian too"
+    )
+    group = found.add_argument_group("settings")
+    for setting in settings(NodedConfig):
+        if setting.switch:
+            group.add_argument(setting.flag, dest=setting.name, nargs="?", const="true", metavar="true|false")
+        else:
+            group.add_argument(setting.flag, dest=setting.name, metavar="VALUE")
+    return found
+
+
+def main(argv: list[str] | None = None) -> int:
+    options = vars(parser().parse_args(argv))
+    try:
+        loaded = load_config(
+            *_file(options["config"]), os.environ, {s.name: options[s.name] for s in settings(NodedConfig)}
+        )
+    except ConfigError as error:
+        return _say(error.errors, BAD_CONFIG)
+    if options["print_config"]:
+        for name, value, origin in describe(loaded):
+            print(f"{name} = {value}  # {origin}")
+    if options["check_config"] or options["print_config"]:
+        return 0
+    config = loaded.value
+    log = setup_log(config.log_format, config.log_level, config.name)
+    try:
+        asyncio.run(run(config, Options(kill_tasks=options["kill_tasks_on_exit"]), log))
+    except ConfigError as error:
+        return _say(error.errors, BAD_CONFIG)
+    except DataDirProblem as problem:
+        return _say([str(problem)], BAD_CONFIG)
+    except CannotStart as problem:
+        return _say([str(problem)], FAILED)
+    return 0
+
+
+def _file(path: Path | None) -> tuple[str | None, str]:
+    """(text, name) of the settings file. Raises ConfigError."""
+    if path is None:
+        return None, "the --config file"
+    try:
+        with path.open("rb") as file:
+            data = file.read(CONFIG_BYTES_MAX + 1)
+        if len(data) > CONFIG_BYTES_MAX:
+            raise ConfigError([f"--config: {path} is larger than {CONFIG_BYTES_MAX} bytes"])
+        return data.decode(), str(path)
+    except OSError as error:
+        raise ConfigError([f"--config: cannot read {path}: {error.strerror}"]) from None
+    except UnicodeDecodeError:
+        raise ConfigError([f"--config: {path} is not UTF-8 text"]) from None
+
+
+def _say(messages: list[str], status: int) -> int:
+    for message in messages:
+        print(f"noded: {message}", file=sys.stderr)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,155 @@
+"""noded's settings: one frozen tree. How they are layered and written is `virialpb.layered`.
+
+Units: settings that are sizes, CPU or times are written as quantities (`memory = "64GiB"`, `cpu = "8"`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Final
+
+from virialpb.layered import ConfigError, Loaded, load
+from virialpb.units import format_bytes, format_cpu_millis
+
+PREFIX: Final = "VIRIAL_NODED"
+PORT: Final = 7700
+_SECOND_NS: Final = 1_000_000_000
+_NAME: Final = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?")
+_UNIX_PATH_BYTES_MAX: Final = 107
+# What the guardian adds to the runtime directory: "/t/" + 16 hex digits + ".sock".
+_LONGEST_SOCKET: Final = "/t/0123456789abcdef.sock"
+
+
+@dataclass(frozen=True, slots=True)
+class CollectConfig:
+    """How often the host is read. Neither delays a heartbeat."""
+
+    inventory_period_ns: int = field(default=60 * _SECOND_NS, metadata={"unit": "duration_ns", "minimum": _SECOND_NS})
+    readings_period_ns: int = field(default=10 * _SECOND_NS, metadata={"unit": "duration_ns", "minimum": _SECOND_NS})
+
+
+@dataclass(frozen=True, slots=True)
+class NodedConfig:
+    """Empty texts and None stand for what is found out on the machine; see `resolved`."""
+
+    name: str = ""
+    data_dir: str = "/var/lib/virial/noded"
+    runtime_dir: str = ""
+    controllers: tuple[str, ...] = (f"127.0.0.1:{PORT}",)
+    advertise_address: str = ""
+    bind_address: str = "0.0.0.0"  # noqa: S104 - the rendezvous port of rank 0 is for the other nodes
+    cpu_millis: int | None = field(default=None, metadata={"unit": "cpu_millis"})
+    memory_bytes: int | None = field(default=None, metadata={"unit": "bytes"})
+    labels: tuple[tuple[str, str], ...] = ()
+    allow_root_tasks: bool = False
+    fencing: str = field(default="auto", metadata={"choices": ("auto", "pidns", "weak")})
+    rdl: str = ""
+    metrics_listen: str = "127.0.0.1:0"
+    log_format: str = field(default="auto", metadata={"choices": ("auto", "json", "text")})
+    log_level: str = field(default="info", metadata={"choices": ("debug", "info", "warning", "error")})
+    collect: CollectConfig = field(default_factory=CollectConfig)
+
+
+def load_config(
+    toml_text: str | None, toml_name: str, environ: Mapping[str, str], flags: Mapping[str, object]
+) -> Loaded[NodedConfig]:
+    """The settings after all layers, each checked by itself. Raises ConfigError."""
+    loaded = load(NodedConfig, toml_text=toml_text, toml_name=toml_name, environ=environ, prefix=PREFIX, flags=flags)
+    errors = _problems(loaded.value)
+    if errors:
+        raise ConfigError(errors)
+    return loaded
+
+
+def _problems(config: NodedConfig) -> list[str]:
+    errors: list[str] = []
+    if config.name and not _NAME.fullmatch(config.name):
+        errors.append(
+            f"name: '{config.name[:60]}' is not a node's name: at most 253 lower-case letters, digits, '.' and '-',"
+            " a letter or digit first and last"
+        )
+    if not config.controllers:
+        errors.append("controllers: name at least one, as HOST:PORT")
+    errors += [
+        f"{name}: '{address}' is not HOST:PORT"
+        for name, addresses in (("controllers", config.controllers), ("metrics_listen", (config.metrics_listen,)))
+        for address in addresses
+        if split_address(address) is None
+    ]
+    for name in ("data_dir", "runtime_dir"):
+        path: str = getattr(config, name)
+        if path and not path.startswith("/"):
+            errors.append(f"{name}: '{path}' is not an absolute path")
+    return errors
+
+
+def split_address(address: str) -> tuple[str, int] | None:
+    """(host, port) of HOST:PORT or [V6]:PORT; None when it is neither."""
+    host, colon, port = address.rpartition(":")
+    if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65_535:
+        return None
+    return host.strip("[]"), int(port)
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What this machine has; CPU and memory are what its control group allows. None: it could not be read."""
+
+    hostname: str
+    address: str
+    cpu_millis: int | None
+    memory_bytes: int | None
+    temp_dir: str
+
+
+def resolved(config: NodedConfig, machine: Machine) -> NodedConfig:
+    """The settings with everything filled in that is found out on the machine. Raises ConfigError."""
+    errors: list[str] = []
+
+    def offered(name: str, wanted: int | None, there: int | None, show: Callable[[int], str]) -> int:
+        if wanted is None and there is None:
+            errors.append(f"{name}: cannot be read from this machine; set it")
+        elif wanted is not None and there is not None and wanted > there:
+            errors.append(f"{name}: {show(wanted)} is more than this machine has ({show(there)})")
+        return wanted or there or 0
+
+    cpu_millis = offered("cpu", config.cpu_millis, machine.cpu_millis, format_cpu_millis)
+    memory_bytes = offered("memory", config.memory_bytes, machine.memory_bytes, format_bytes)
+    name = config.name or re.sub(r"[^a-z0-9.-]+", "-", machine.hostname.lower()).strip("-.")
+    if not name:
+        errors.append(f"name: the host name '{machine.hostname}' gives none; set it")
+    runtime_dir = config.runtime_dir or default_runtime_dir(config.data_dir, machine.temp_dir)
+    if _too_long(runtime_dir):
+        errors.append(
+            f"runtime_dir: '{runtime_dir}' is too long: its sockets would have"
+            f" {len(os.fsencode(runtime_dir + _LONGEST_SOCKET))} bytes, unix sockets allow {_UNIX_PATH_BYTES_MAX};"
+            " choose a shorter one"
+        )
+    if errors:
+        raise ConfigError(errors)
+    return replace(
+        config,
+        name=name,
+        cpu_millis=cpu_millis,
+        memory_bytes=memory_bytes,
+        runtime_dir=runtime_dir,
+        advertise_address=config.advertise_address or machine.address,
+    )
+
+
+def default_runtime_dir(data_dir: str, temp_dir: str) -> str:
+    """`run` in the data directory; where that is too long for sockets, a directory of its own among temporary files."""
+    inside = str(Path(data_dir) / "run")
+    if not _too_long(inside):
+        return inside
+    mark = hashlib.sha256(os.fsencode(data_dir)).hexdigest()[:12]
+    return str(Path(temp_dir) / f"virial-{os.geteuid()}-{mark}")
+
+
+def _too_long(runtime_dir: str) -> bool:
+    return len(os.fsencode(runtime_dir + _LONGEST_SOCKET)) > _UNIX_PATH_BYTES_MAX

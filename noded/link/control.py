@@ -1,0 +1,174 @@
+"""The control stream: renewals and orders. It dials, and dials again, over all controllers; what to say is the core's.
+
+A stream that ends is no reason to stop anything. One on which nothing comes back is left open while another is dialled
+(`redial`): a partition in which bytes stop and nothing closes looks like that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Coroutine
+from random import Random
+from typing import Final, Protocol
+
+from grpc import aio
+
+from noded.core.events import Connected, Disconnected, Event, OrderReceived
+from noded.core.messages import Beat, Report, SessionRefused, Welcome
+from noded.link.backoff import Backoff
+from noded.link.convert import BadOrder, ControlDown, ControlUp, epoch_of, order_from_proto, report_to_proto
+from noded.link.stream import DialFailed, Stream, open_stream, why
+from virialpb.reasons import Reason
+
+DUPLICATE_SECONDS: Final = 5.0
+"""This uid is alive elsewhere: asking often would not make it less so."""
+LEADER_KEY: Final = "leader_address"
+
+
+class LinkLog(Protocol):
+    """Where the link tells what it does; `noded.logs` gives one."""
+
+    def info(self, event: str, **fields: object) -> object: ...
+    def warning(self, event: str, **fields: object) -> object: ...
+
+
+_ControlStream = Stream[ControlUp, ControlDown]
+
+
+class ControlLink:
+    """`on_event` is called from the event loop with Connected, Disconnected and OrderReceived."""
+
+    def __init__(
+        self, addresses: tuple[str, ...], random: Random, on_event: Callable[[Event], None], log: LinkLog
+    ) -> None:
+        self._addresses = addresses
+        self._on_event = on_event
+        self._log = log
+        self._backoff = Backoff(random)
+        self._next = random.randrange(len(addresses))
+        self._hint: str | None = None
+        self._stream: _ControlStream | None = None
+        self._ended = asyncio.Event()
+        self._reader: asyncio.Task[None] | None = None
+        self._pause_seconds = 0.0
+        self.counters: Counter[str] = Counter()
+
+    @property
+    def address(self) -> str | None:
+        """Of the controller at the other end, while there is one."""
+        return None if self._stream is None else self._stream.address
+
+    def send(self, report: Report) -> None:
+        """Queue a report on the open stream; without one it is dropped, and the core will say it again."""
+        if self._stream is None:
+            self.counters["unsent"] += 1
+            return
+        replaces = _is_beat if isinstance(report, Beat) else None
+        if not self._stream.send(report_to_proto(report), replaces):
+            self.counters["unsent"] += 1
+
+    def redial(self) -> None:
+        """Dial another connection; the present one goes on until that stands."""
+        self._ended.set()
+
+    def new_session(self) -> None:
+        """Close the present stream at once and begin another."""
+        self._drop()
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        try:
+            while True:
+                await self._connect()
+                await self._ended.wait()
+                self._ended.clear()
+                if self._stream is None:
+                    await self._pause()
+        finally:
+            self._drop()
+
+    async def _connect(self) -> None:
+        """Until a stream stands that replaces the present one, if any."""
+        while True:
+            address = self._choose()
+            try:
+                stream: _ControlStream = await open_stream(address, lambda stub: stub.Control)
+            except DialFailed as failure:
+                self.counters["dial_failed"] += 1
+                self._log.info("controller.unreachable", address=address, why=str(failure))
+                await asyncio.sleep(self._backoff.next_seconds())
+                continue
+            self._drop()
+            self._ended.clear()
+            self._stream = stream
+            self.counters["connected"] += 1
+            self._on_event(Connected())
+            self._reader = asyncio.create_task(self._read(stream), name=f"control reader {address}")
+            return
+
+    def _choose(self) -> str:
+        if self._hint is not None:
+            address, self._hint = self._hint, None
+            return address
+        self._next = (self._next + 1) % len(self._addresses)
+        return self._addresses[self._next]
+
+    async def _pause(self) -> None:
+        seconds = max(self._backoff.next_seconds(), self._pause_seconds)
+        self._pause_seconds = 0.0
+        await asyncio.sleep(seconds)
+
+    def _drop(self) -> None:
+        stream, self._stream = self._stream, None
+        if stream is None:
+            return
+        if self._reader is not None and self._reader is not asyncio.current_task():
+            self._reader.cancel()
+        _background(stream.close())
+        self._on_event(Disconnected())
+        self._ended.set()
+
+    async def _read(self, stream: _ControlStream) -> None:
+        try:
+            async for message in stream.read():
+                self._receive(message)
+            self._log.info("session.ended", address=stream.address)
+        except aio.AioRpcError as error:
+            details = why(error)
+            self._hint = details.metadata.get(LEADER_KEY) or None
+            self._log.info("session.broken", address=stream.address, reason=details.reason, why=details.message)
+        if self._stream is stream:
+            self._drop()
+
+    def _receive(self, message: ControlDown) -> None:
+        try:
+            order = order_from_proto(message)
+        except BadOrder as problem:
+            self.counters["bad_order"] += 1
+            self._log.warning("order.malformed", why=str(problem))
+            return
+        if order is None:
+            self.counters["unknown_order"] += 1
+            return
+        if isinstance(order, Welcome):
+            self._backoff.reset()
+        elif isinstance(order, SessionRefused):
+            self._log.warning("session.refused", reason=order.reason, why=order.message)
+            if order.reason is Reason.DUPLICATE_NODE:
+                self._pause_seconds = DUPLICATE_SECONDS
+        self._on_event(OrderReceived(epoch_of(message), order))
+
+
+def _is_beat(message: ControlUp) -> bool:
+    return message.WhichOneof("message") == "beat"
+
+
+_closing: set[asyncio.Task[None]] = set()
+
+
+def _background(closing: Coroutine[object, object, None]) -> None:
+    """Close what nobody waits for; the set keeps the task alive until then."""
+    task = asyncio.create_task(closing)
+    _closing.add(task)
+    task.add_done_callback(_closing.discard)

@@ -1,0 +1,128 @@
+"""One gRPC stream to one address: opening it within a time, sending without ever blocking, reading until it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, Generic, TypeVar, cast
+
+from grpc import aio
+
+from virialpb.errors import ErrorDetails, FailedCall, details_from
+from virialpb.v1.node_pb2_grpc import NodeServiceStub
+
+if TYPE_CHECKING:
+    from virialpb.v1.node_pb2_grpc import NodeServiceAsyncStub
+
+Up = TypeVar("Up")
+Down = TypeVar("Down")
+
+DIAL_SECONDS: Final = 3.0
+QUEUE_MAX: Final = 4096
+MESSAGE_BYTES_MAX: Final = 4 << 20
+_OPTIONS: Final = (
+    # A connection of its own: dialling anew must never get the one on which nothing comes back.
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
+    ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
+    # A path that has silently gone is found out below the streams too, and idle NAT entries are kept.
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+)
+
+
+class DialFailed(Exception):
+    """No connection to the address within DIAL_SECONDS."""
+
+
+@dataclass(slots=True)
+class Stream(Generic[Up, Down]):
+    """An open stream. `send` queues; a writer of its own hands the queue to gRPC as the peer takes it."""
+
+    address: str
+    channel: aio.Channel
+    call: aio.StreamStreamCall[Up, Down]
+    dropped: int = 0
+    _queue: deque[Up] = field(default_factory=deque[Up])
+    _wake: asyncio.Event = field(default_factory=asyncio.Event)
+    _room: asyncio.Event = field(default_factory=asyncio.Event)
+    _writer: asyncio.Task[None] | None = None
+
+    def send(self, message: Up, replaces: Callable[[Up], bool] | None = None) -> bool:
+        """False: the queue is full and the message dropped. `replaces`: a waiting last message that this outdates."""
+        if replaces is not None and self._queue and replaces(self._queue[-1]):
+            self._queue[-1] = message
+            return True
+        if len(self._queue) >= QUEUE_MAX:
+            self.dropped += 1
+            return False
+        self._queue.append(message)
+        self._wake.set()
+        return True
+
+    async def drained(self, at_most: int) -> None:
+        """Wait until no more than so many messages are queued: for senders that can wait, such as logs."""
+        while len(self._queue) > at_most and not self.call.done():
+            self._room.clear()
+            await self._room.wait()
+
+    async def read(self) -> AsyncIterator[Down]:
+        """What the peer sends, until the stream ends. Raises AioRpcError."""
+        while (message := await self.call.read()) is not aio.EOF:
+            yield cast("Down", message)
+
+    async def close(self) -> None:
+        """End the stream and its connection. Never raises."""
+        if self._writer is not None:
+            self._writer.cancel()
+        self.call.cancel()
+        with contextlib.suppress(Exception):
+            await self.channel.close()
+
+    def start(self) -> None:
+        self._writer = asyncio.create_task(self._write(), name=f"stream writer {self.address}")
+
+    async def _write(self) -> None:
+        try:
+            while True:
+                while self._queue:
+                    await self.call.write(self._queue.popleft())
+                    self._room.set()
+                self._wake.clear()
+                await self._wake.wait()
+        except (aio.AioRpcError, asyncio.InvalidStateError):
+            return  # the reader meets the same end, and says why
+        finally:
+            self._room.set()
+
+
+async def open_stream(
+    address: str, method: Callable[[NodeServiceAsyncStub], Callable[[], aio.StreamStreamCall[Up, Down]]]
+) -> Stream[Up, Down]:
+    """Connect and open one stream. Raises DialFailed."""
+    channel = aio.insecure_channel(address, options=_OPTIONS)
+    try:
+        async with asyncio.timeout(DIAL_SECONDS):
+            await channel.channel_ready()
+    except TimeoutError:
+        with contextlib.suppress(Exception):
+            await channel.close()
+        raise DialFailed(f"{address}: no connection within {DIAL_SECONDS:g} s") from None
+    except BaseException:
+        await channel.close()
+        raise
+    stream = Stream(address, channel, method(NodeServiceStub(channel))())
+    stream.start()
+    return stream
+
+
+def why(error: aio.AioRpcError) -> ErrorDetails:
+    """What a failed stream said. Never raises."""
+    return details_from(cast("FailedCall", error))

@@ -1,0 +1,73 @@
+"""Prometheus metrics of the agent: closed label sets, base units, no ids."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Final
+
+from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from noded.core.agent import AgentCore
+from noded.core.messages import SlotState
+
+if TYPE_CHECKING:
+    from prometheus_client import Metric
+
+NS_PER_SECOND: Final = 1_000_000_000
+
+
+class NodeMetrics(Collector):
+    """Reads the agent's state when scraped: from the server's own thread, so it copies before it looks."""
+
+    def __init__(
+        self,
+        core: AgentCore,
+        link: Counter[str],
+        clock: Callable[[], int],
+        events: Counter[str],
+        hung: Callable[[], int],
+    ) -> None:
+        self._core = core
+        self._link = link
+        self._clock = clock
+        self._events = events
+        self._hung = hung
+
+    def collect(self) -> Iterator[Metric]:
+        core, now_ns = self._core, self._clock()
+        renewed_ns = core.lease.renewed_ns
+        age_seconds = float("inf") if renewed_ns is None else (now_ns - renewed_ns) / NS_PER_SECOND
+        states = Counter(status.state for status in core.slots.statuses(now_ns))
+        yield _gauge("guardian_up", "1 while the guardian answers.", float(core.guardian_ok))
+        yield _gauge("session_up", "1 while a controller has welcomed this node.", float(core.welcomed))
+        yield _gauge("renewal_age_seconds", "Since the last acknowledged renewal was sent.", age_seconds)
+        yield _gauge("file_operations_running", "Under way or hanging.", float(self._hung()))
+        slots = GaugeMetricFamily("virial_noded_slots", "Slots by state.", labels=["state"])
+        for state in SlotState:
+            slots.add_metric([state.value], states[state])
+        yield slots
+        yield _counters("orders_dropped", "Orders and reports that did not count, by why.", "reason", core.counters)
+        yield _counters("link_events", "What happened on the control stream.", "event", self._link)
+        yield _counters("events", "Events that the agent handled.", "event", self._events)
+
+
+def serve_metrics(metrics: NodeMetrics, host: str, port: int) -> int:
+    """Serve in a daemon thread; returns the port. Raises OSError."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(metrics)
+    server, _ = start_http_server(port, host, registry)
+    return server.server_port
+
+
+def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:
+    return GaugeMetricFamily(f"virial_noded_{name}", text, value=value)
+
+
+def _counters(name: str, text: str, label: str, counts: Counter[str]) -> CounterMetricFamily:
+    family = CounterMetricFamily(f"virial_noded_{name}", text, labels=[label])
+    for key, count in sorted(counts.copy().items()):
+        family.add_metric([key], count)
+    return family

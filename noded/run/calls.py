@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 PENDING_MAX: Final = 1000
 PENDING_PER_SLOT_MAX: Final = 100
 PENDING_BYTES_MAX: Final = 64 << 20
+ARGS_BYTES_MAX: Final = 256 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,9 @@ class Calls:
             connection.send({"id": request_id, "ok": True, "result": {}})
             return TaskProgress(slot.id, slot.token, progress)
         size_bytes = len(encode_line(args))
+        if size_bytes > ARGS_BYTES_MAX:
+            refuse(connection, request_id, Refusal.BAD_MESSAGE, f"args have {size_bytes} bytes, > {ARGS_BYTES_MAX}")
+            return None
         own = sum(1 for pending in self._pending.values() if pending.event.slot == slot.id)
         if (
             len(self._pending) >= PENDING_MAX

@@ -173,6 +173,14 @@ def remove_places(places: Places) -> None:
                 path.rmdir()
 
 
+def sweep(places: Places) -> None:
+    """Groups that an earlier guardian left; only what is empty can be removed."""
+    for path in (places.unified, places.freezer, places.memory, places.cpu):
+        for below in reversed(_below(path)) if path is not None else ():
+            with contextlib.suppress(OSError):
+                below.rmdir()
+
+
 def _enable_limits(group: Path) -> bool:
     """Controllers are given to children only by a group without processes of its own, so when we are alone in
     ours (a delegated scope), we move one level down."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from noded.run import protocol
 from noded.run.fields import JsonObject, get_int, get_text, get_texts
 from noded.run.guardian import SOURCE_ROOT
-from noded.run.protocol import LINE_BYTES_MAX, Hello, PrepareRequest, Refusal, SlotStatus, Started, Token
+from noded.run.protocol import REPLY_BYTES_MAX, Hello, PrepareRequest, Refusal, SlotStatus, Started, Token
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
@@ -194,13 +194,13 @@ class GuardianClient:
     async def _open(self) -> tuple[asyncio.StreamReader, Hello]:
         path = str(self._runtime_dir / "guardian.sock")
         try:
-            reader, writer = await asyncio.open_unix_connection(path, limit=LINE_BYTES_MAX)
+            reader, writer = await asyncio.open_unix_connection(path, limit=REPLY_BYTES_MAX)
         except OSError as error:
             if not self._may_spawn:
                 raise GuardianUnavailable(f"no guardian answers on {path}: {error.strerror}") from None
             await self._spawn()
             try:
-                reader, writer = await asyncio.open_unix_connection(path, limit=LINE_BYTES_MAX)
+                reader, writer = await asyncio.open_unix_connection(path, limit=REPLY_BYTES_MAX)
             except OSError as again:
                 raise GuardianUnavailable(f"the guardian was started, but {path}: {again.strerror}") from None
         try:
@@ -219,15 +219,18 @@ class GuardianClient:
         argv += ["--data-dir", str(self._data_dir), "--runtime-dir", str(self._runtime_dir), "--fencing", self._fencing]
         argv += ["--allow-root-tasks"] if self._allow_root_tasks else []
         env = {name: value for name, value in os.environ.items() if name in ("PATH", "LANG", "LD_LIBRARY_PATH")}
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            *argv,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.DEVNULL,
-            stderr=asyncio.subprocess.PIPE,
-            env={**env, "PYTHONPATH": str(SOURCE_ROOT)},
-            start_new_session=True,
-        )
+        try:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                *argv,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.DEVNULL,
+                stderr=asyncio.subprocess.PIPE,
+                env={**env, "PYTHONPATH": str(SOURCE_ROOT)},
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise GuardianUnavailable(f"the guardian cannot be started: {error}") from None
         try:
             async with asyncio.timeout(SPAWN_SECONDS):
                 code = await process.wait()

@@ -13,6 +13,7 @@ import errno
 import fcntl
 import hashlib
 import os
+import resource
 import secrets
 import select
 import signal
@@ -24,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from noded.run import control, leftovers, procs
-from noded.run.cgroup import Cgroup, Places, find_places, remove_places
+from noded.run.cgroup import Cgroup, Places, find_places, remove_places, sweep
 from noded.run.protocol import Fencing
 from noded.run.runner import LAUNCHER, Site, spawn_python
 from noded.run.scribe import Scribe
@@ -169,21 +170,33 @@ def probe(mode: str, places: Places) -> bool:
     return done.returncode == 0
 
 
+def raise_open_files() -> int:
+    """Each slot costs about ten descriptors. Returns the soft limit there was, for the tasks: some cannot take more."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return soft
+
+
 def choose_site(args: argparse.Namespace, mark: str) -> Site:
     """The strongest fence that works here. Raises CannotServe when --fencing pidns was asked for and does not."""
-    sockets = args.runtime_dir / "t"
+
+    def site(fencing: Fencing, places: Places) -> Site:
+        return Site(fencing, places, args.runtime_dir / "t", mark, open_files)
+
+    open_files = raise_open_files()
     none = Places()
     if args.fencing == "weak":
-        return Site(Fencing.WEAK, none, sockets, mark)
+        return site(Fencing.WEAK, none)
     own = Path("/proc/self/cgroup").read_text()
     places = find_places(args.cgroup_root, own, f"virial-{mark}")
     if places.can_kill and probe("pidns", places):
-        return Site(Fencing.PIDNS_CGROUP, places, sockets, mark)
+        return site(Fencing.PIDNS_CGROUP, places)
     if probe("pidns", none):
-        return Site(Fencing.PIDNS, none, sockets, mark)
+        return site(Fencing.PIDNS, none)
     if args.fencing == "pidns":
         raise CannotServe("--fencing pidns: this host does not let us make PID namespaces")
-    return Site(Fencing.WEAK, places if places.can_kill and probe("weak", places) else none, sockets, mark)
+    return site(Fencing.WEAK, places if places.can_kill and probe("weak", places) else none)
 
 
 def spawn_scribe(data_dir: Path, lock_fd: int) -> tuple[int, int]:
@@ -215,6 +228,7 @@ def serve(args: argparse.Namespace, ready: int | None) -> None:
     scribe = Scribe(boottime_ns, lambda: spawn_scribe(args.data_dir, lock_fd))
     earlier, complaints = leftovers.read_leftovers(args.data_dir, site, boot_id)
     gone = leftovers.clear(earlier)
+    sweep(site.places)
     table = SlotTable(root_needs_user=os.geteuid() == 0 and not args.allow_root_tasks)
     service = Service(
         site=site,

@@ -7,7 +7,7 @@ after unshare(NEWPID) no thread can be made, and a process with threads may not 
     each with PDEATHSIG on the one before, so that a killed guardian takes every task with it.
 
 Spoken over fd 0, a socket, one JSON object a line:
-    in   {"op":"check", argv, cwd, user, group, path, mode, guardian_pid, cgroup_procs}
+    in   {"op":"check", argv, cwd, user, group, path, mode, guardian_pid, cgroup_procs, socket_dir, open_files}
          {"op":"go", env}   {"deadline_ns": n}   {"op":"kill"}
     out  {"checked": {uid, gid, home, shell, name}}    {"refused": reason, "message": str}
          {"init": pid}   {"started": {pid, init_pid, start_ticks}}
@@ -20,6 +20,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import resource
 import select
 import signal
 import sys
@@ -192,7 +193,9 @@ def check(spec: dict[str, Any], who: dict[str, Any]) -> None:
         try:
             become(who)
             os.chdir(spec["cwd"])
-            if find_command(spec["argv"][0], spec["path"]) is None:
+            if not os.access(spec["socket_dir"], os.X_OK):
+                answer = ["PREPARE_FAILED", f"{who['name']} cannot pass through to {spec['socket_dir']}"]
+            elif find_command(spec["argv"][0], spec["path"]) is None:
                 answer = ["COMMAND_NOT_FOUND", f"command {spec['argv'][0]!r} is not on this node"]
         except PermissionError as error:
             reason = "COMMAND_NOT_FOUND" if error.errno is None else "CWD_MISSING"
@@ -221,6 +224,7 @@ def run_task(spec: dict[str, Any], who: dict[str, Any], errors: int, cgroups: li
         join(cgroups)
         os.setsid()
         set_oom_score(0)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (spec["open_files"], resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
         become(who)
         die_with_parent(signal.SIGKILL)
         os.umask(TASK_UMASK)

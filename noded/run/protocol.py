@@ -30,6 +30,9 @@ from noded.run.fields import (
 )
 
 LINE_BYTES_MAX: Final = 1 << 20
+"""What anyone may send to the guardian, and what a task is sent."""
+REPLY_BYTES_MAX: Final = 16 << 20
+"""What noded may be sent: `list` of many slots with long log tails must never lock it out."""
 STDERR_TAIL_BYTES: Final = 4096
 
 
@@ -211,11 +214,11 @@ Event = TaskExit | TaskCall | TaskProgress
 # -- lines -------------------------------------------------------------------------------------------------------
 
 
-def encode_line(message: JsonObject) -> bytes:
-    """One message as one line. Raises BadMessage when it would exceed LINE_BYTES_MAX."""
+def encode_line(message: JsonObject, bytes_max: int = LINE_BYTES_MAX) -> bytes:
+    """One message as one line. Raises BadMessage when it would be longer than bytes_max."""
     line = json.dumps(message, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "replace") + b"\n"
-    if len(line) > LINE_BYTES_MAX:
-        raise BadMessage(f"message of {len(line)} bytes is larger than {LINE_BYTES_MAX}")
+    if len(line) > bytes_max:
+        raise BadMessage(f"message of {len(line)} bytes is larger than {bytes_max}")
     return line
 
 

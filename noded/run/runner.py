@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 from noded.run import procs
 from noded.run.cgroup import Cgroup, Places
 from noded.run.logs import Output
-from noded.run.protocol import Fencing, Started
+from noded.run.protocol import REPLY_BYTES_MAX, Fencing, Started
 from noded.run.wire import Closed, Connection
 
 if TYPE_CHECKING:
@@ -38,6 +38,8 @@ class Site:
     socket_dir: Path
     mark: str
     """Begins the mark in every task's environment; names the data directory, so the next guardian finds strays."""
+    open_files: int
+    """The soft limit tasks get: the one the guardian was started with, before it raised its own."""
 
     @property
     def weak(self) -> bool:
@@ -119,10 +121,10 @@ class Runner:
         self._task_pidfd: int | None = None
         self._who: JsonObject = {}
         self._cgroup = Cgroup(site.places, request.slot)
+        self.control: Connection | None = None
+        self.outputs: tuple[Output, ...] = ()
         with contextlib.ExitStack() as undo:
             undo.callback(self.close)
-            self.control: Connection | None = None
-            self.outputs: tuple[Output, ...] = ()
             if request.hold_port:
                 self._held = hold_port(request.bind_address)
             self._cgroup.create(request.cpu_millis, request.memory_bytes)
@@ -144,7 +146,7 @@ class Runner:
             Output(reader, f"{directory}/{name}.log", spec.log_bytes_max, spec.log_files_max)
             for name, (reader, _) in zip(("stdout", "stderr"), pipes, strict=True)
         )
-        self.control = Connection(ours)
+        self.control = Connection(ours, REPLY_BYTES_MAX)
         try:
             self.launcher_pid = spawn_python(
                 ["-I", "-S", "-E", str(LAUNCHER)],
@@ -166,6 +168,8 @@ class Runner:
                 "mode": "weak" if self.site.weak else "pidns",
                 "guardian_pid": os.getpid(),
                 "cgroup_procs": self._cgroup.procs,
+                "socket_dir": str(self.site.socket_dir),
+                "open_files": self.site.open_files,
             }
         )
 
@@ -251,6 +255,10 @@ class Runner:
 
     def close(self) -> None:
         self.drop()
+        if self.control is not None:
+            self.control.close()
+        for output in self.outputs:
+            output.close()
         if self._held is not None:
             self._held.close()
             self._held = None

@@ -19,6 +19,7 @@ from noded.run.fields import BadMessage
 from noded.run.leftovers import Leftover
 from noded.run.logs import Output, takes_output
 from noded.run.protocol import (
+    REPLY_BYTES_MAX,
     Event,
     Hello,
     Refusal,
@@ -167,35 +168,41 @@ class Service:
 
     def act(self, actions: list[Action]) -> None:
         for action in actions:
-            match action:
-                case slots.Reserve():
-                    self._reserve(action.slot)
-                case slots.Launch():
-                    self.runners[action.slot].launch(dict(action.env_add))
-                case slots.SetDeadline():
-                    self.runners[action.slot].set_deadline(action.deadline_ns)
-                case slots.Terminate():
-                    self.runners[action.slot].terminate()
-                case slots.Kill():
-                    self._cut_off(action.slot)
-                    if action.slot in self.runners:
-                        self.runners[action.slot].kill(boottime_ns())
-                case slots.Drop():
-                    self._cut_off(action.slot)
-                    self._let_go(action.slot)
-                case slots.Forget():
-                    self._cut_off(action.slot)
-                    self._let_go(action.slot)
-                    self._stuck.pop(action.slot, None)
-                    runner = self.runners.pop(action.slot, None)
-                    if runner is not None:
-                        runner.close()
-                case slots.Persist():
-                    self._persist(action.status)
-                case slots.Announce():
-                    self.emit(TaskExit(action.slot, action.token, action.exit))
-                    self.note("slot.ended", slot=action.slot, reason=action.exit.reason, empty=action.exit.empty)
-                    self.settle(action.slot)
+            try:
+                self._do(action)
+            except OSError as error:
+                # Of one slot; its deadline still stands, and the other slots' actions must not wait for this one.
+                self.note("action.failed", action=repr(action)[:500], why=str(error))
+
+    def _do(self, action: Action) -> None:
+        match action:
+            case slots.Reserve():
+                self._reserve(action.slot)
+            case slots.Launch():
+                self.runners[action.slot].launch(dict(action.env_add))
+            case slots.SetDeadline():
+                self.runners[action.slot].set_deadline(action.deadline_ns)
+            case slots.Terminate():
+                self.runners[action.slot].terminate()
+            case slots.Kill():
+                self._cut_off(action.slot)
+                self.runners[action.slot].kill(boottime_ns())
+            case slots.Drop():
+                self._cut_off(action.slot)
+                self._let_go(action.slot)
+            case slots.Forget():
+                self._cut_off(action.slot)
+                self._let_go(action.slot)
+                self._stuck.pop(action.slot, None)
+                runner = self.runners.pop(action.slot, None)
+                if runner is not None:
+                    runner.close()
+            case slots.Persist():
+                self._persist(action.status)
+            case slots.Announce():
+                self.emit(TaskExit(action.slot, action.token, action.exit))
+                self.note("slot.ended", slot=action.slot, reason=action.exit.reason, empty=action.exit.empty)
+                self.settle(action.slot)
 
     def settle(self, slot_id: str, refused: slots.Refused | None = None) -> None:
         """Answers whoever waits for this slot to be prepared or started."""
@@ -276,10 +283,12 @@ class Service:
         runner.outputs = ()
         runner.drop()
 
-    def _persist(self, status: SlotStatus) -> None:
+    def _persist(self, status: SlotStatus, *, durable: bool = True) -> None:
         self._dirty.pop(status.slot, None)
         record = {**status_to_json(status), "boot_id": self.boot_id, "guardian_nonce": self.nonce}
-        self._scribe.status(status.slot, json.dumps(record).encode(), durable=True, released=status.state == "RELEASED")
+        self._scribe.status(
+            status.slot, json.dumps(record).encode(), durable=durable, released=status.state == "RELEASED"
+        )
 
     # -- launchers
 
@@ -419,7 +428,7 @@ class Service:
                     )
         if self._dirty and now_ns - self._dirty_since_ns >= PROGRESS_PERSIST_NS:
             for status in list(self._dirty.values()):
-                self._persist(status)
+                self._persist(status, durable=False)
         for connection in [*self._control, *(c for runner in self.runners.values() for c in runner.connections)]:
             key = self._selector.get_map().get(connection.fileno())
             wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.pending else 0)
@@ -434,7 +443,7 @@ class Service:
             if len(self._control) >= CONTROL_CONNECTIONS_MAX:
                 sock.close()
                 return
-            connection = Connection(sock)
+            connection = Connection(sock, REPLY_BYTES_MAX)
             self._control.add(connection)
             self._watch(connection, selectors.EVENT_READ, lambda mask: self._on_control(connection, mask))
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import socket
 from typing import TYPE_CHECKING, Final
 
-from noded.run.protocol import LineSplitter, decode_line, encode_line
+from noded.run.protocol import LINE_BYTES_MAX, LineSplitter, decode_line, encode_line
 
 if TYPE_CHECKING:
     from noded.run.fields import JsonObject
 
 READ_BYTES: Final = 1 << 16
-OUT_BYTES_MAX: Final = 16 << 20
+OUT_BYTES_MAX: Final = 32 << 20
 CALM_BYTES_MAX: Final = 1 << 20
 
 
@@ -22,9 +22,11 @@ class Closed(Exception):
 class Connection:
     """One peer. The loop calls receive when readable, flush when writable."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, line_bytes_max: int = LINE_BYTES_MAX) -> None:
+        """`line_bytes_max` bounds what is sent; what is received is bounded by LINE_BYTES_MAX."""
         sock.setblocking(False)
         self.sock = sock
+        self._line_bytes_max = line_bytes_max
         self._splitter = LineSplitter()
         self._out = bytearray()
 
@@ -44,8 +46,9 @@ class Connection:
         return [decode_line(line) for line in self._splitter.feed(data)]
 
     def send(self, message: JsonObject) -> None:
-        """Queues and tries at once. Raises Closed when the peer lets more than OUT_BYTES_MAX pile up."""
-        self._out += encode_line(message)
+        """Queues and tries at once. Raises Closed when the peer lets more than OUT_BYTES_MAX pile up, BadMessage when
+        the message is too long."""
+        self._out += encode_line(message, self._line_bytes_max)
         self.flush()
         if len(self._out) > OUT_BYTES_MAX:
             raise Closed(f"{len(self._out)} bytes unread by the peer")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import json
 import os
 import shutil
@@ -18,8 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from noded.run import procs
+from noded.run.cgroup import find_places, remove_places, sweep
 from noded.run.client import ClientEvent, GuardianClient
-from noded.run.protocol import PrepareRequest, SlotStatus, TaskCall, TaskExit, TaskProgress, TaskSpec, Token
+from noded.run.protocol import Exit, PrepareRequest, SlotStatus, TaskCall, TaskExit, TaskProgress, TaskSpec, Token
 
 ROOT = Path(__file__).resolve().parents[2]
 HANG_SECONDS = 30.0
@@ -33,6 +35,17 @@ def now_ns() -> int:
 def alive(pid: int) -> bool:
     process = procs.read_process(pid)
     return process is not None and not process.zombie
+
+
+def mark_of(world: World) -> str:
+    return hashlib.sha256(os.fsencode(world.data_dir)).hexdigest()[:16]
+
+
+def remove_groups(world: World) -> None:
+    """What a killed guardian left under /sys/fs/cgroup."""
+    places = find_places(Path("/sys/fs/cgroup"), Path("/proc/self/cgroup").read_text(), f"virial-{mark_of(world)}")
+    sweep(places)
+    remove_places(places)
 
 
 def command_line(pid: int) -> str:
@@ -101,6 +114,7 @@ class World:
                 os.kill(pid, signal.SIGCONT)
                 os.kill(pid, signal.SIGKILL)
                 await until(lambda: not alive(pid), "guardian killed")
+        remove_groups(self)
         shutil.rmtree(self.base, ignore_errors=True)
 
 
@@ -124,6 +138,14 @@ class Noded:
 
         await until(look, f"task_exit of {slot}")
         return found[-1]
+
+    async def ended(self, slot: str) -> Exit:
+        """As the guardian lists it: also when nobody heard the event."""
+        give_up = time.monotonic() + HANG_SECONDS
+        while (end := (await self.status(slot)).exit) is None:
+            assert time.monotonic() < give_up, f"{slot} never ended"
+            await asyncio.sleep(0.01)
+        return end
 
     def calls(self) -> list[TaskCall]:
         return [event for event in self.heard if isinstance(event, TaskCall)]

@@ -34,7 +34,11 @@ PURE_CONTRACT = frozenset({"virialpb.ids", "virialpb.reasons", "virialpb.units"}
 IMPURE_BUILTINS = frozenset({"open", "print", "input", "exec", "eval", "__import__"})
 
 # Compiled messages stop at these files; compiled service stubs at the rooms that speak gRPC.
-MESSAGE_FILES = ("*/convert.py", "*/convert_*.py", "*/convert/*.py", "controld/store/codec*.py")
+# The client's one flat file of calls is its stub: it builds the request of each, and convert.py reads the replies.
+MESSAGE_FILES = (
+    *("*/convert.py", "*/convert_*.py", "*/convert/*.py", "controld/store/codec*.py"),
+    *("client/virial/_async/client.py", "client/virial/_sync/client.py"),
+)
 STUB_FILES = ("controld/service/*.py", "noded/link/*.py", "client/virial/*.py")
 
 MAX_LINES = 500

@@ -39,7 +39,7 @@ STAGES = (
     Stage("lint", (("ruff", "check", "."), ("ruff", "format", "--check", "."))),
     Stage("types", (("pyright",),)),
     Stage("arch", tests=("architecture",)),  # import-linter among them
-    Stage("protos-check", (("tools.protos", "--check"),)),
+    Stage("protos-check", (("tools.protos", "--check"), ("tools.unasync_client", "--check"))),
     Stage("unit", tests=("unit", "property", "golden", "typing"), workers=2),
     Stage("sim", (("tests.sim", "--seeds", str(SIM_SEEDS)),), tests=("sim",)),
     Stage("integration", tests=("integration", "chaos", "acceptance")),

@@ -1,0 +1,94 @@
+"""One transaction in the making: keys once, bounds, numbering."""
+
+from __future__ import annotations
+
+from controld.core import keys
+from controld.core.commands import Now
+from controld.core.ids import JobId
+from controld.core.model import Cluster, Event, Request
+from controld.core.outcome import Refused, Transition
+from controld.core.state import Change, State
+from controld.replica.batch import Batch
+from virialpb.reasons import Reason
+
+AT = Now(1, 77)
+
+
+def head() -> State:
+    state = State(history=1)
+    state.apply((Change.put(Cluster("c", event_sequence=4)), Change.put(request("old"))), 3)
+    return state
+
+
+def request(name: str) -> Request:
+    return Request(name, "f", "s", 1)
+
+
+def put(*names: str) -> Transition:
+    return Transition(tuple(Change.put(request(n)) for n in names))
+
+
+def delete(name: str) -> Transition:
+    return Transition((Change(keys.request(name), None),))
+
+
+def batch(operations_max: int = 10, bytes_max: int = 10_000) -> Batch[str]:
+    return Batch(operations_max, bytes_max)
+
+
+def test_events_are_numbered_on_from_the_head_through_the_batch() -> None:
+    b, state = batch(), head()
+    told = Transition(events=(Event("job.submitted", job="j"), Event("job.failed", job="j")))
+    counted = Transition((Change.put(Cluster("c", job_counter=9, event_sequence=4)),), told.events[:1])
+    assert b.admit("a", counted, state, AT)
+    assert b.admit("b", told, state, AT)
+    assert [(e.sequence, e.create_time_unix_ns) for e in b.events] == [(5, 77), (6, 77), (7, 77)]
+    assert state.cluster == Cluster("c", job_counter=9, event_sequence=7)
+    assert sorted(state.events) == [5, 6, 7]
+    assert sorted(b.stored) == sorted(["cluster", *(keys.event(n) for n in (5, 6, 7))])
+    assert b.changes["cluster"].record == state.cluster
+
+
+def test_a_key_stands_once_and_the_last_change_of_it_counts() -> None:
+    b, state = batch(), head()
+    assert b.admit("a", put("x"), state, AT)
+    assert b.admit("b", Transition((Change.put(Request("x", "g", "s", 2)),)), state, AT)
+    assert b.admit("c", delete("x"), state, AT)
+    assert [s.value for s in b.stored.values()] == [None]
+    assert "x" not in state.requests
+
+
+def test_a_key_that_was_deleted_is_not_put_again_in_the_same_transaction() -> None:
+    """The store would keep its create revision, and a reloaded state would differ: two epochs for one lease."""
+    b, state = batch(), head()
+    assert b.admit("a", delete("old"), state, AT)
+    assert not b.admit("b", put("old"), state, AT)
+    assert "old" not in state.requests
+    assert [who for who, _ in b.answers] == ["a"]
+    assert batch().admit("b", put("old"), state, AT)
+
+
+def test_bounds_leave_the_rest_to_the_next_transaction() -> None:
+    b, state = batch(operations_max=3), head()
+    assert b.admit("a", put("1", "2"), state, AT)
+    assert b.admit("b", put("2", "3"), state, AT)
+    assert not b.admit("c", put("4"), state, AT)
+    assert "4" not in state.requests
+    small = batch(bytes_max=60)
+    taken = [n for n in range(10) if small.admit(str(n), put(str(n)), state, AT)]
+    assert 0 < len(taken) < 10
+    assert small.size_bytes <= 60
+
+
+def test_what_is_too_big_for_any_transaction_goes_alone() -> None:
+    b, state = batch(operations_max=2), head()
+    assert b.admit("a", put("1", "2", "3"), state, AT)
+    assert not b.admit("b", put("4"), state, AT)
+
+
+def test_refusals_ride_along_and_change_nothing() -> None:
+    b, state = batch(), head()
+    assert b.admit("a", Refused(Reason.NOT_FOUND), state, AT)
+    assert b.stored == {}
+    assert [type(outcome) for _, outcome in b.answers] == [Refused]
+    assert JobId("x") not in state.jobs

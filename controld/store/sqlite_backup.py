@@ -51,12 +51,10 @@ def _history_if_readable(path: Path) -> int:
 
 
 def _copy(source: Path, target: Path) -> None:
-    try:
-        with (
-            contextlib.closing(sqlite3.connect(sqlite_file.uri(source, "ro"), uri=True)) as reader,
-            contextlib.closing(sqlite_db.connect(target)) as writer,
-        ):
-            reader.backup(writer)
-            writer.execute("PRAGMA journal_mode = DELETE")  # one file, whatever the source kept beside it
-    except sqlite3.Error as error:
-        raise sqlite_file.translate(error, target) from error
+    with (
+        sqlite_file.errors(target),
+        contextlib.closing(sqlite3.connect(sqlite_file.uri(source, "ro"), uri=True)) as reader,
+        contextlib.closing(sqlite_db.connect(target)) as writer,
+    ):
+        reader.backup(writer)
+        writer.execute("PRAGMA journal_mode = DELETE")  # one file, whatever the source kept beside it

@@ -24,7 +24,6 @@ from controld.store.port import (
     Leadership,
     Loaded,
     SequenceError,
-    StoreClosedError,
     StoredChange,
     StoredRecord,
 )
@@ -96,14 +95,14 @@ class HeadRow:
 
 def create(path: Path, history: int) -> None:
     """Fill an empty file. The caller makes it durable and moves it into place."""
-    with contextlib.closing(connect(path)) as connection:
+    with sqlite_file.errors(path), contextlib.closing(connect(path)) as connection:
         connection.executescript(_SCHEMA)
         _write_head(connection, HeadRow(history))
 
 
 def begin_history(path: Path, history: int) -> None:
     """Begin a new history: nobody leads, and no position of a watch from before it is good any more."""
-    with contextlib.closing(connect(path)) as connection:
+    with sqlite_file.errors(path), contextlib.closing(connect(path)) as connection:
         connection.execute("PRAGMA journal_mode = DELETE")  # one file, no log beside it
         connection.execute("BEGIN IMMEDIATE")
         head = _read_head(connection, path)
@@ -117,7 +116,10 @@ def begin_history(path: Path, history: int) -> None:
 
 def history_of(path: Path) -> int:
     """The history counter of a checked database."""
-    with contextlib.closing(sqlite3.connect(sqlite_file.uri(path, "ro"), uri=True)) as connection:
+    with (
+        sqlite_file.errors(path),
+        contextlib.closing(sqlite3.connect(sqlite_file.uri(path, "ro"), uri=True)) as connection,
+    ):
         return _read_head(connection, path).history
 
 
@@ -126,7 +128,7 @@ class Database:
 
     def __init__(self, path: Path, size_bytes_max: int) -> None:
         self._path = path
-        with self._errors():
+        with sqlite_file.errors(self._path):
             self._connection = connect(path)
             try:
                 self._configure(size_bytes_max)
@@ -157,11 +159,11 @@ class Database:
         self._connection.close()
 
     def head(self) -> HeadRow:
-        with self._errors():
+        with sqlite_file.errors(self._path):
             return _read_head(self._connection, self._path)
 
     def load(self) -> Loaded:
-        with self._errors():
+        with sqlite_file.errors(self._path):
             head = _read_head(self._connection, self._path)
             records: list[StoredRecord] = []
             digest = 0
@@ -225,12 +227,12 @@ class Database:
             raise SequenceError(f"commit {head.seq} of epoch {epoch}: another one was applied under this number")
 
     def barrier(self, leadership: Leadership) -> None:
-        with self._errors():
+        with sqlite_file.errors(self._path):
             guard.require_leadership(_read_head(self._connection, self._path).guard, leadership)
 
     def log(self, history: int, after_revision: int) -> tuple[list[Commit], int]:
         """Some commits after a revision, in order, and the revision up to which they are all. Raises CompactedError."""
-        with self._errors():
+        with sqlite_file.errors(self._path):
             head = _read_head(self._connection, self._path)
             if head.history != history or not head.compacted_revision <= after_revision <= head.revision:
                 raise CompactedError(head.compacted_revision)
@@ -264,7 +266,7 @@ class Database:
     def _transaction(self) -> Generator[HeadRow, None, None]:
         """One transaction that ends by writing the head that was read at its beginning, as changed by the block."""
         connection = self._connection
-        with self._errors():
+        with sqlite_file.errors(self._path):
             try:
                 connection.execute("BEGIN IMMEDIATE")
                 head = _read_head(connection, self._path)
@@ -279,15 +281,6 @@ class Database:
                 if connection.in_transaction:
                     with contextlib.suppress(sqlite3.Error):
                         connection.execute("ROLLBACK")
-
-    @contextlib.contextmanager
-    def _errors(self) -> Generator[None, None, None]:
-        try:
-            yield
-        except sqlite3.ProgrammingError as error:
-            raise StoreClosedError(f"{self._path}: {error}") from error
-        except sqlite3.Error as error:
-            raise sqlite_file.translate(error, self._path) from error
 
 
 def connect(path: Path) -> sqlite3.Connection:

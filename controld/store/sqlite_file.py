@@ -20,6 +20,7 @@ from controld.store import sqlite_wal
 from controld.store.port import (
     OutcomeUnknownError,
     StorageFullError,
+    StoreClosedError,
     StoreCorruptError,
     StoreError,
     StoreLockedError,
@@ -57,8 +58,9 @@ class DirectoryLock:
             os.close(descriptor)
             raise
         self._descriptor = descriptor
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        with contextlib.suppress(OSError):  # on a full disk the holder stays unknown, but the lock holds
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
 
     def release(self) -> None:
         # The file stays: a process that removed it could pull it from under one that just locked it.
@@ -86,6 +88,17 @@ def prepare(directory: Path) -> None:
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not os.access(directory, os.W_OK | os.X_OK):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(directory))
+
+
+@contextlib.contextmanager
+def errors(path: Path) -> Generator[None, None, None]:
+    """Errors of SQLite about the database `path` become the port's."""
+    try:
+        yield
+    except sqlite3.ProgrammingError as error:
+        raise StoreClosedError(f"{path}: {error}") from error
+    except sqlite3.Error as error:
+        raise translate(error, path) from error
 
 
 def translate(error: sqlite3.Error, path: Path) -> StoreError:

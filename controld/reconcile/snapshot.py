@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from controld.core.capacity import WHOLE_THOUSANDTHS, device_use, holding
 from controld.core.commands import Now
 from controld.core.model import Liveness, Member, Node
@@ -15,12 +17,13 @@ def snapshot(state: State, view: View, now: Now) -> Snapshot:
     """Nodes in order of uid, with what no lease holds."""
     by_node = holding(state)
     nodes = tuple(
-        _node_view(state.nodes[uid], [m for _, m in by_node.get(uid, [])], view, now) for uid in sorted(state.nodes)
+        node_view(state.nodes[uid], [m for _, m in by_node.get(uid, [])], view, now) for uid in sorted(state.nodes)
     )
     return Snapshot(state.revision, nodes)
 
 
-def _node_view(node: Node, held: list[Member], view: View, now: Now) -> NodeView:
+def node_view(node: Node, held: Sequence[Member], view: View, now: Now) -> NodeView:
+    """One node as the planner sees it; `held` are the members whose leases hold something of it."""
     use = device_use(held)
     holds = [h for h in node.holds if h.active(now.unix_ns)]
     held_back = {h.device_key for h in holds if h.device_key}

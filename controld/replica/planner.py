@@ -118,7 +118,8 @@ class ProcessPlanner:
     async def _tell(self, process: asyncio.subprocess.Process, snapshot: Snapshot) -> None:
         for start in range(0, len(snapshot.nodes), SLICE_NODES):
             part = snapshot.nodes[start : start + SLICE_NODES]
-            changed = tuple(node for node in part if self._told.get(node.uid) != node)
+            # Most are the very objects of the last question: comparing these by value would cost more than sending.
+            changed = tuple(n for n in part if (told := self._told.get(n.uid)) is not n and told != n)
             if changed:
                 await self._write(process, wire.Nodes(changed))
                 self._told.update((node.uid, node) for node in changed)

@@ -25,11 +25,11 @@ from controld.matching.port import (
     Unplaced,
 )
 from controld.reconcile.grants import command_for_grant
-from controld.reconcile.snapshot import snapshot
 from controld.replica.clock import SECOND_NS, now
 from controld.replica.errors import OverloadedError, RefusedError
 from controld.replica.observe import LogName
 from controld.replica.office import Office
+from controld.replica.snapshots import Snapshots
 from controld.replica.writer import Source
 from controld.store.port import StoreError
 from virialpb.reasons import Unfit
@@ -47,6 +47,7 @@ class Planning:
         self._planner = planner
         self._pending: tuple[Pending, ...] = ()
         self._wake = asyncio.Event()
+        self._snapshots = Snapshots()
         self._back_offs: dict[JobId, _BackOff] = {}
         # The last question that gave no grant: equal questions have equal answers.
         self._fruitless: tuple[tuple[NodeView, ...], tuple[Pending, ...]] | None = None
@@ -58,6 +59,7 @@ class Planning:
             self._wake.set()
 
     async def run(self) -> None:
+        await self._warm_up()
         while True:
             await self._wake.wait()
             self._wake.clear()
@@ -66,6 +68,13 @@ class Planning:
                 await asyncio.sleep(self._office.settings.plan_retry_seconds)
                 self._wake.set()
 
+    async def _warm_up(self) -> None:
+        """A planner that takes a while to start does it before somebody waits for it."""
+        try:
+            await self._planner.plan(Snapshot(0, ()), ())
+        except PlannerLostError as error:
+            self._office.log(LogName.PLANNER_LOST, error=str(error), pending=0)
+
     async def _round(self) -> bool:
         """One question and what follows from its answer. False when the planner was lost."""
         office = self._office
@@ -73,7 +82,7 @@ class Planning:
         pending = self._ready(at)
         if not pending:
             return True
-        question = snapshot(office.state, office.view, at)
+        question = await self._snapshots.take(office.state, office.view, at)
         if self._fruitless is not None and self._fruitless == (question.nodes, pending):
             return True
         try:

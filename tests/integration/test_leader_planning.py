@@ -34,6 +34,8 @@ class Asked:
         assert not self.at_once, "one plan at a time"
         self.at_once += 1
         try:
+            if not pending:
+                return Plan(snapshot.revision, (), ())  # it is only being started
             self.questions.append((snapshot, pending))
             await asyncio.sleep(self.takes_seconds)
             if self.lost:

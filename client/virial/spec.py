@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 from virial.models import (
     CheckpointPolicy,
@@ -18,8 +19,19 @@ from virial.models import (
     TaskSpec,
     Writes,
 )
-from virial.yamlfile import load_yaml
-from virialpb.strict import ErrorList, FieldProblem, Fields, StrictError, integer, name_text, one_of, text
+from virial.yamlfile import YamlDocument, load_document
+from virialpb.strict import (
+    ErrorList,
+    FieldError,
+    FieldProblem,
+    Fields,
+    StrictError,
+    integer,
+    kind_of,
+    name_text,
+    one_of,
+    text,
+)
 from virialpb.units import parse_bytes, parse_cpu_millis, parse_duration_ns, parse_share_thousandths
 
 KINDS = ("training", "batch", "latency")
@@ -29,19 +41,34 @@ SPEC_BYTES_MAX = 1 << 20
 
 
 class SpecError(StrictError):
-    """A job specification with mistakes; `errors` holds all of them."""
+    """A job specification with mistakes; `errors` holds all of them. Of a file, the text names file and line too."""
+
+    def __init__(self, errors: tuple[FieldError, ...], document: YamlDocument | None = None) -> None:
+        super().__init__(errors)
+        if document is not None:
+            self.args = ("\n".join(document.describe(error) for error in errors),)
 
 
-def load_spec(path: str | Path) -> JobSpec:
+def load_spec(path: str | Path, overrides: Mapping[str, object] | None = None) -> JobSpec:
     """Read a job specification. A relative working directory counts from the current one, as a shell user expects.
 
+    `overrides`: values by dotted field ("gang.ranks") that replace the file's.
     Raises SpecError for its content, `virial.yamlfile.YamlError` for its syntax, OSError for the file.
     """
-    source = Path(path)
-    spec = parse_spec(load_yaml(source.read_text(encoding="utf-8"), str(path)))
-    directory = spec.task.working_directory
-    absolute = str((Path.cwd() / directory).resolve())
-    return replace(spec, task=replace(spec.task, working_directory=absolute))
+    with Path(path).open("rb") as file:
+        # One byte more than is allowed is enough to see that it is too much.
+        return read_spec(file.read(SPEC_BYTES_MAX + 1), str(path), overrides)
+
+
+def read_spec(content: bytes, source_name: str, overrides: Mapping[str, object] | None = None) -> JobSpec:
+    """As `load_spec`, of a text that came from elsewhere; `source_name` stands in messages."""
+    document = load_document(content, source_name)
+    try:
+        spec = parse_spec(apply_overrides(document.value, overrides or {}))
+    except SpecError as error:
+        raise SpecError(error.errors, document) from None
+    directory = Path.cwd() / spec.task.working_directory
+    return replace(spec, task=replace(spec.task, working_directory=str(directory.resolve())))
 
 
 def parse_spec(document: object) -> JobSpec:
@@ -190,11 +217,24 @@ def _restart(parent: Fields) -> RestartPolicy:
 
 
 def apply_overrides(document: object, overrides: Mapping[str, object]) -> object:
-    """`document` with values at dotted paths replaced ("gang.ranks"); for `virial submit --set`. Raises SpecError."""
-    if not isinstance(document, dict):
-        return document
-    result: dict[str, object] = {str(k): v for k, v in document.items()}  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+    """`document` with the values at dotted fields ("gang.ranks") replaced. Raises SpecError.
+
+    Only fields of mappings can be named: a list is replaced whole.
+    """
     for path, value in overrides.items():
-        head, _, rest = path.partition(".")
-        result[head] = apply_overrides(result.get(head) or {}, {rest: value}) if rest else value
-    return result
+        document = _with_value(document, path.split("."), value, path)
+    return document
+
+
+def _with_value(document: object, steps: list[str], value: object, path: str) -> object:
+    if not steps:
+        return value
+    if not all(steps):
+        raise SpecError((FieldError(path, "is not a dotted field such as gang.ranks"),))
+    found: object = {} if document is None else document
+    if not isinstance(found, dict):
+        within = ".".join(path.split(".")[: -len(steps)])
+        message = f"cannot be set: {within or 'the document'} is {kind_of(found)}, not a mapping"
+        raise SpecError((FieldError(path, message),))
+    mapping = cast("dict[object, object]", found)
+    return {**mapping, steps[0]: _with_value(mapping.get(steps[0]), steps[1:], value, path)}

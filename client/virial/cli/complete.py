@@ -1,0 +1,51 @@
+"""What TAB offers: `virial __complete WORD...`, the words after `virial` up to the one being typed.
+
+Runs at every press of TAB, so it imports a table and nothing else. Printing nothing makes the shell offer files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from virial.cli._table import ARGUMENTS, OPTIONS
+
+
+def complete(words: Sequence[str]) -> int:
+    for word in candidates(words):
+        print(word)
+    return 0
+
+
+def candidates(words: Sequence[str]) -> list[str]:
+    """The words that may stand in place of the last of `words` (which may be empty)."""
+    current = words[-1] if words else ""
+    before = [word for word in words[:-1] if word != "="]  # bash splits --output=json into three words
+    command, option = _position(before)
+    known = OPTIONS[command]
+    if current == "=" and option:
+        return list(known[option] or ())
+    if option:
+        return _starting(current, known[option] or ())
+    head, equals, rest = current.partition("=")
+    if equals and head in known:
+        return [f"{head}={value}" for value in _starting(rest, known[head] or ())]
+    if current.startswith("-"):
+        return _starting(current, sorted(known))
+    return _starting(current, ARGUMENTS[command] if command else sorted(set(OPTIONS) - {""}))
+
+
+def _position(before: Sequence[str]) -> tuple[str, str]:
+    """The command these words have named ("" for none yet), and the option whose value comes next ("" for none)."""
+    command, option = "", ""
+    for word in before:
+        if option:
+            option = ""
+        elif word.startswith("-"):
+            option = word if OPTIONS[command].get(word) is not None else ""
+        elif not command and word in OPTIONS:
+            command = word
+    return command, option
+
+
+def _starting(prefix: str, choices: Sequence[str]) -> list[str]:
+    return [choice for choice in choices if choice.startswith(prefix)]

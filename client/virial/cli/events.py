@@ -1,0 +1,36 @@
+"""`virial events`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from virial.cli.frame import Session, command
+
+
+@command("events", "virial events", "virial events -f --job train-7", "virial events --node node-3 -o json")
+def events(
+    session: Session,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with each as it is committed.")] = False,
+    job: Annotated[str, typer.Option("--job", metavar="JOB", help="Only those about this job.")] = "",
+    node: Annotated[str, typer.Option("--node", metavar="NODE", help="Only those about this node.")] = "",
+) -> None:
+    """Show what happened, oldest first, and why."""
+    from virial.cli.words import event_line
+
+    printer = session.printer
+    with session.client() as client:
+        if follow:
+            for event in client.watch_events(job_id=job, node=node):
+                if printer.for_people:
+                    printer.line(event_line(event))
+                else:
+                    printer.item(event)
+            return
+        found = client.list_events(job_id=job, node=node)
+    if not printer.for_people:
+        printer.value(found)
+        return
+    for event in found:
+        printer.line(event_line(event))

@@ -1,0 +1,53 @@
+"""`virial status` and `virial version`."""
+
+from __future__ import annotations
+
+from virial.cli.frame import Session, command
+from virial.cli.human import UNKNOWN, plural
+
+
+@command("status", "virial status", "virial status -o json")
+def status(session: Session) -> None:
+    """Show whether the cluster is well, and what is wrong."""
+    with session.client() as client:
+        found = client.get_status()
+    printer = session.printer
+    if not printer.for_people:
+        printer.value(found)
+        return
+    silent = [(found.nodes_suspect, "silent"), (found.nodes_expired, "lost")]
+    nodes = f"{found.nodes_live} live" + "".join(f", {count} {word}" for count, word in silent if count)
+    jobs = ", ".join(f"{count} {state}" for state, count in found.jobs_by_state if count)
+    printer.pairs(
+        [
+            ("cluster", found.cluster_uid),
+            ("leader", found.leader or UNKNOWN),
+            ("leader epoch", ".".join(str(part) for part in found.leader_epoch)),
+            ("revision", str(found.cursor.revision)),
+            ("store", found.store_kind),
+            ("version", found.version or UNKNOWN),
+            ("nodes", nodes),
+            ("jobs", jobs or "none"),
+            ("problems", plural(len(found.problems), "problem") if found.problems else "none"),
+        ]
+    )
+    for problem in found.problems:
+        printer.pairs([("  -", problem)])
+
+
+@command("version", "virial version", "virial version -o json")
+def version(session: Session) -> None:
+    """Show the versions of this program and of the cluster."""
+    from virial.cli.exits import CliError
+    from virial.cli.version import own_version
+    from virial.errors import VirialError
+
+    try:
+        with session.client() as client:
+            cluster = client.get_status().version
+    except (VirialError, CliError):
+        cluster = ""
+    if session.printer.for_people:
+        session.printer.pairs([("virial", own_version()), ("cluster", cluster or "not reached")])
+    else:
+        session.printer.value({"client": own_version(), "cluster": cluster or None})

@@ -1,0 +1,119 @@
+"""Waiting for the end of a job: on a terminal a bar with the latest step, elsewhere one plain line an event."""
+
+from __future__ import annotations
+
+import queue
+import sys
+import threading
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Final
+
+from virial.cli.printer import console, terminal
+from virial.cli.words import event_line
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+    from virial.cli.frame import Session
+    from virial.models import Event, Job
+
+# The step is not part of the event log (it lives in heartbeats), so it is asked for at this pace.
+POLL_S: Final = 0.5
+# Events that arrive faster than they are printed wait here; the reader of the stream then waits too.
+_BACKLOG: Final = 1000
+_END_KINDS: Final = frozenset({"job.succeeded", "job.failed", "job.cancelled"})
+# Noise to somebody who waits.
+_QUIET_KINDS: Final = frozenset({"checkpoint.begun", "checkpoint.dropped", "lease.released"})
+
+
+def wait_for_end(session: Session, job_id: str) -> Job:
+    """The job once it has ended. Prints on standard error what happens meanwhile, unless the output is for a program.
+
+    Raises VirialError when the cluster is away longer than every retry.
+    """
+    events: queue.Queue[Event] = queue.Queue(_BACKLOG)
+    if session.printer.for_people:
+        threading.Thread(target=_follow, args=(session, job_id, events), daemon=True).start()
+    with session.client() as client, ExitStack() as stack:
+        bar = stack.enter_context(_Bar()) if session.printer.for_people and terminal(sys.stderr) else None
+        while True:
+            job = client.get_job(job_id)
+            _tell(events, session, bar)
+            if bar is not None:
+                bar.show(job)
+            if job.state.ended:
+                return job
+            _pause(events, session, bar)
+
+
+def _follow(session: Session, job_id: str, events: queue.Queue[Event]) -> None:
+    """Runs in a thread with its own client. What goes wrong here is met by the main thread's own calls as well."""
+    from virial.errors import VirialError
+
+    try:
+        with session.client() as client:
+            for event in client.watch_events(job_id=job_id):
+                events.put(event)
+                if event.kind in _END_KINDS:
+                    return
+    except VirialError:
+        return
+
+
+def _pause(events: queue.Queue[Event], session: Session, bar: _Bar | None) -> None:
+    """Wait for the next event, at most POLL_S."""
+    try:
+        event = events.get(timeout=POLL_S)
+    except queue.Empty:
+        return
+    _print(event, session, bar)
+
+
+def _tell(events: queue.Queue[Event], session: Session, bar: _Bar | None) -> None:
+    while True:
+        try:
+            _print(events.get_nowait(), session, bar)
+        except queue.Empty:
+            return
+
+
+def _print(event: Event, session: Session, bar: _Bar | None) -> None:
+    if event.kind in _QUIET_KINDS:
+        return
+    if bar is not None:
+        bar.line(event_line(event))
+    else:
+        session.printer.note(event_line(event))
+
+
+class _Bar:
+    """A moving bar: how far a job has to go is known to nobody but the job."""
+
+    def __init__(self) -> None:
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+        self._progress: Progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=20),
+            TextColumn("{task.fields[where]}"),
+            TimeElapsedColumn(),
+            console=console(sys.stderr),
+            transient=True,
+        )
+        self._task: TaskID = self._progress.add_task("waiting", total=None, where="")
+
+    def __enter__(self) -> _Bar:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def show(self, job: Job) -> None:
+        where = f"generation {job.generation}" if job.generation else ""
+        if job.progress_step is not None:
+            where += f", step {job.progress_step}"
+        self._progress.update(self._task, description=f"{job.id} {job.state}", where=where)
+
+    def line(self, text: str) -> None:
+        self._progress.console.print(text, soft_wrap=True)

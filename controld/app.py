@@ -24,10 +24,11 @@ from controld.reconcile.limits import Limits
 from controld.replica.leader import Leader
 from controld.replica.planner import ProcessPlanner
 from controld.replica.settings import LeaderSettings
+from controld.service.address import AddressError, check_address
 from controld.service.backend import Backend
 from controld.service.metrics import Metrics
 from controld.service.metrics_http import MetricsServer
-from controld.service.server import METHODS, AddressError, ApiServer, Tls
+from controld.service.server import METHODS, ApiServer, Tls
 from controld.service.telemetry import LogName, StructLog
 from controld.store.memory import MemoryStore
 from controld.store.port import Store, StoreCorruptError, StoreError, StoreLockedError
@@ -88,6 +89,8 @@ class App:
     async def _start(self) -> Ports:
         config = self._config
         store = await self._open_store()
+        # Before it leads: a start that is bound to fail shall not depose anyone.
+        check_addresses(config)
         rng = random.SystemRandom()
         clock = SystemClock()
         metrics = Metrics(METHODS)
@@ -191,7 +194,7 @@ class App:
         try:
             bound = await server.start(host, port, tls)
         except AddressError as error:
-            raise StartError(error.strerror or str(error), EXIT_PORT) from error
+            raise _port_error(error, "--listen") from error
         except OSError as error:
             raise StartError(f"cannot read a TLS file: {error}", EXIT_CONFIG) from error
         self._server = server
@@ -209,11 +212,7 @@ class App:
         try:
             bound = await server.start(*address)
         except OSError as error:
-            raise StartError(
-                f"cannot listen on {self._config.metrics_listen} for metrics: {error.strerror or error}; "
-                "name another port with --metrics-listen, or 'off'",
-                EXIT_PORT,
-            ) from error
+            raise _port_error(error, "--metrics-listen") from error
         self._stack.push_async_callback(server.stop)
         return _join(address[0], bound)
 
@@ -240,6 +239,16 @@ def leader_settings(config: Config) -> LeaderSettings:
         events_max=config.keep.events,
         ended_jobs_max=config.keep.ended_jobs,
     )
+
+
+def check_addresses(config: Config) -> None:
+    """Raises StartError."""
+    for flag, address in (("--listen", config.grpc_address), ("--metrics-listen", config.metrics_address)):
+        if address is not None:
+            try:
+                check_address(*address)
+            except AddressError as error:
+                raise _port_error(error, flag) from error
 
 
 def make_directory(directory: Path) -> None:
@@ -272,6 +281,11 @@ def _tls(config: Config) -> Tls | None:
         return None
     client_ca = Path(config.tls.client_ca) if config.tls.client_ca is not None else None
     return Tls(Path(config.tls.certificate), Path(config.tls.key), client_ca)
+
+
+def _port_error(error: OSError, flag: str) -> StartError:
+    reason = error.strerror or str(error)
+    return StartError(f"{reason}; stop what uses it, or name another with {flag} (port 0 takes a free one)", EXIT_PORT)
 
 
 def _status_of(error: StoreError) -> int:

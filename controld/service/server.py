@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from controld.service.address import AddressError, check_address
 from controld.service.backend import Backend
 from controld.service.cluster import ClusterServicer
 from controld.service.interceptor import CallInterceptor
@@ -52,10 +52,6 @@ OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
 )
-
-
-class AddressError(OSError):
-    """The address cannot be listened on; `errno` says why, the message what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +103,8 @@ class ApiServer:
             else:
                 bound = self._server.add_secure_port(address, credentials)
         except RuntimeError as error:
-            raise _address_error(host, port) from error
+            check_address(host, port)
+            raise AddressError(errno.EADDRINUSE, f"cannot listen on {address}: {error}") from error
         await self._server.start()
         for service in ("", *SERVICES):
             await self._health.set(service, health_pb2.HealthCheckResponse.SERVING)
@@ -117,22 +114,3 @@ class ApiServer:
         """Take no new calls; give those under way so long. Streams are ended by the leader's own stop."""
         await self._health.enter_graceful_shutdown()
         await self._server.stop(grace_seconds)
-
-
-def _address_error(host: str, port: int) -> AddressError:
-    """gRPC says only that it failed; the same bind by hand says why."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind, protocol) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
-            probe.listen()
-    except OSError as error:
-        code, reason = error.errno or 0, error.strerror or str(error)
-    else:
-        code, reason = errno.EADDRINUSE, "it was in use a moment ago"
-    return AddressError(
-        code,
-        f"cannot listen on {host} port {port}: {reason}; stop what uses it, or name another with "
-        "--listen (port 0 takes a free one)",
-    )

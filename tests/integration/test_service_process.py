@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -32,7 +32,7 @@ def run(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
 
 
 @contextmanager
-def running(directory: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen[str], dict[str, str]]]:
+def running(directory: Path, *arguments: str) -> Generator[tuple[subprocess.Popen[str], dict[str, str]]]:
     """`controld` once it listens, and what its ports.json says."""
     command = [sys.executable, "-m", "controld", "--data-dir", str(directory), *(arguments or FREE)]
     ports = directory / "ports.json"

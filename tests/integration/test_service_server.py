@@ -1,4 +1,4 @@
-"""What the server offers beside its services: health, reflection, metrics, TLS; and what it does with the unexpected."""
+"""What the server offers beside its services: health, reflection, metrics, TLS; and how it meets the unexpected."""
 
 from __future__ import annotations
 

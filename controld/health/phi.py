@@ -1,26 +1,48 @@
 """Phi accrual failure detector.
 
 phi = -log10(P(a beat comes later than this)), by the logistic approximation of the normal distribution that
-Akka uses (Hayashibara et al., "The phi accrual failure detector", SRDS 2004). With beats each second, phi 8
-and a pause of 3 s are reached 4 to 6 s after the last beat.
+Akka uses (Hayashibara et al., "The phi accrual failure detector", SRDS 2004): with y = (elapsed - mean) / deviation,
+P = 1 / (1 + exp(y * (1.5976 + 0.070566 * y^2))). A node is suspect at phi 8 after a pause of 3 s: with beats each
+second, 4.5 to 5.5 s after the last one. Since phi only grows with time, the moment it is reached is known beforehand.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import Final
 
 from controld.core.spec import SECOND_NS
 
-THRESHOLD = 8.0
-PAUSE_NS = 3 * SECOND_NS
-SAMPLES_MAX = 100
+THRESHOLD: Final = 8.0
+PAUSE_NS: Final = 3 * SECOND_NS
+SAMPLES_MAX: Final = 100
 # Beats come early when something changes: without a floor those would make the detector hasty. The ceilings bound
-# suspicion at 6 s after a beat each second, whatever jitter came before.
-MEAN_MIN_NS = SECOND_NS
-MEAN_MAX_NS = 1_200_000_000
-DEVIATION_MIN_NS = 100_000_000
-DEVIATION_MAX_NS = 300_000_000
+# suspicion after the last beat, whatever jitter came before.
+MEAN_MIN_NS: Final = SECOND_NS
+MEAN_MAX_NS: Final = 1_200_000_000
+DEVIATION_MIN_NS: Final = 100_000_000
+DEVIATION_MAX_NS: Final = 250_000_000
+
+
+def phi(deviations: float) -> float:
+    """phi of a beat that is so many deviations later than the mean; 0 for one that is not late."""
+    if deviations <= 0:
+        return 0.0
+    exponent = deviations * (1.5976 + 0.070566 * deviations * deviations)
+    return math.log1p(math.exp(min(exponent, 700.0))) / math.log(10)
+
+
+def _deviations_at(threshold: float) -> float:
+    """The lateness, in deviations, at which phi reaches `threshold`: by bisection, since phi only grows."""
+    low, high = 0.0, 100.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if phi(middle) < threshold else (low, middle)
+    return high
+
+
+DEVIATIONS_AT_THRESHOLD: Final = _deviations_at(THRESHOLD)
 
 
 @dataclass(slots=True)
@@ -33,19 +55,10 @@ class Arrivals:
         self.intervals_ns.append(interval_ns)
         del self.intervals_ns[:-SAMPLES_MAX]
 
-    def phi(self, elapsed_ns: int) -> float:
-        """How surely the next beat will not come, `elapsed_ns` after the last one."""
+    def suspect_after_ns(self) -> int:
+        """Silence after the last beat at which phi reaches the threshold, the pause included."""
         mean, deviation = self._moments()
-        y = (elapsed_ns - PAUSE_NS - mean) / deviation
-        exponent = -y * (1.5976 + 0.070566 * y * y)
-        # exp overflows far on the healthy side, where phi is 0 anyhow.
-        if exponent > 700:
-            return 0.0
-        tail = math.exp(exponent)
-        return -math.log10(tail / (1 + tail)) if y > 0 and tail > 0 else (300.0 if y > 0 else 0.0)
-
-    def suspect(self, elapsed_ns: int) -> bool:
-        return elapsed_ns > PAUSE_NS and self.phi(elapsed_ns) >= THRESHOLD
+        return int(PAUSE_NS + mean + DEVIATIONS_AT_THRESHOLD * deviation)
 
     def _moments(self) -> tuple[float, float]:
         if not self.intervals_ns:

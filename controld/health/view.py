@@ -89,17 +89,14 @@ class View:
             session.reported = True
 
     def rearm(self, now_ns: int) -> None:
-        """The leader itself stalled: beats may wait unread, so every session is timed anew."""
+        """The leader itself stalled: beats may wait unread, so every session is timed anew. None counts as heard."""
         self.started_ns = now_ns
-        for session in self.sessions.values():
-            if session.last_receipt_ns is not None:
-                session.last_receipt_ns = now_ns
 
     def silent_ns(self, uid: NodeUid, now_ns: int) -> int:
-        """Time since the last renewal this leader received; since its takeover when there was none."""
+        """Time since the last renewal this leader received, but no longer than since its takeover or last stall."""
         session = self.sessions.get(uid)
-        last = self.started_ns if session is None or session.last_receipt_ns is None else session.last_receipt_ns
-        return now_ns - last
+        heard_ns = None if session is None else session.last_receipt_ns
+        return now_ns - max(self.started_ns, self.started_ns if heard_ns is None else heard_ns)
 
     def first_seen(self, now_ns: int, *what: str) -> int:
         """When `what` was first asked about; it is remembered until `forget`."""

@@ -21,6 +21,8 @@ class Decisions:
     pending: tuple[Pending, ...]
     # An agent carries a token of a later commit than this leader knows: it is not the leader any more.
     newer_seen: bool = False
+    # BOOTTIME at which silence alone will next mean something: a pass then sees it without delay.
+    look_again_ns: int | None = None
 
 
 @dataclass(slots=True)
@@ -36,6 +38,7 @@ class Pass:
     orders: list[OrderTo] = field(default_factory=list[OrderTo])
     pending: list[Pending] = field(default_factory=list[Pending])
     newer_seen: bool = False
+    look_again_ns: int | None = None
 
     def order(self, node: NodeUid, about: str, order: Order) -> None:
         """Give an order, unless the same kind about the same thing was given within `resend_ns`.
@@ -53,4 +56,6 @@ class Pass:
         self.orders.append(OrderTo(node, order))
 
     def decisions(self) -> Decisions:
-        return Decisions(tuple(self.commands), tuple(self.orders), tuple(self.pending), self.newer_seen)
+        return Decisions(
+            tuple(self.commands), tuple(self.orders), tuple(self.pending), self.newer_seen, self.look_again_ns
+        )

@@ -23,7 +23,9 @@ from virialpb.reasons import StopReason
 
 def tick(state: State, view: View, now: Now, leader_epoch: Epoch, limits: Limits) -> Decisions:
     p = Pass(state, view, now, leader_epoch, limits)
-    p.commands += assess(state, view, now, limits)
+    liveness = assess(state, view, now, limits)
+    p.commands += liveness.commands
+    p.look_again_ns = liveness.look_again_ns
     for job in sorted(state.jobs.values(), key=lambda j: j.number):
         _job(p, job)
         _checkpoints(p, job)

@@ -48,12 +48,13 @@ class Ticker:
         self._want = want
         self._flight = Flight(int(office.settings.tick_interval_seconds * SECOND_NS))
         self._next_prune_ns = 0
+        self._look_again_ns: int | None = None
 
     async def run(self) -> None:
         settings = self._office.settings
         loop = asyncio.get_running_loop()
         while True:
-            timer = loop.call_later(settings.tick_interval_seconds, self._wake.set)
+            timer = loop.call_later(self._wait_seconds(), self._wake.set)
             try:
                 await self._wake.wait()
             finally:
@@ -62,6 +63,14 @@ class Ticker:
             spent_seconds = self._tick()
             # What happens meanwhile shares the next tick; a slow tick leaves half of the loop to everyone else.
             await asyncio.sleep(max(settings.tick_gap_seconds, spent_seconds))
+
+    def _wait_seconds(self) -> float:
+        """Until the next regular tick, or until a silence is next due to be judged."""
+        interval_seconds = self._office.settings.tick_interval_seconds
+        if self._look_again_ns is None:
+            return interval_seconds
+        left_seconds = (self._look_again_ns - self._office.clock.boottime_ns()) / SECOND_NS
+        return min(max(left_seconds, 0.0), interval_seconds)
 
     def _tick(self) -> float:
         office = self._office
@@ -72,6 +81,7 @@ class Ticker:
         except Exception as error:  # noqa: BLE001 - a broken rule must not end the leadership, and the next tick sees more
             office.log(LogName.TICK_BROKEN, error=repr(error))
             return 0.0
+        self._look_again_ns = decisions.look_again_ns
         for command in decisions.commands:
             self._submit(command, at)
         self._prune(at)

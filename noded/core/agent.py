@@ -61,9 +61,11 @@ from noded.core.messages import (
     BeatAck,
     DropCheckpoint,
     DropDone,
+    Go,
     Hello,
     NodeFacts,
     Order,
+    Prepare,
     Sample,
     SessionRefused,
     TaskReply,
@@ -261,6 +263,9 @@ class AgentCore:
                 return []  # never a reason to stop anything: a stop is an order of its own
             case Welcome():
                 return []  # taken before, in `_welcome`
+            case Prepare() | Go() if order.token.epoch.history < self.leader.seen.history:
+                self.counters["stale_token"] += 1
+                return []
             case _:
                 return self.slots.order(order)
 

@@ -161,6 +161,9 @@ class SaveLeader:
     cluster_uid: str
 
 
+GuardianInstruction = (
+    GuardianPrepare | GuardianStart | GuardianExtend | GuardianStop | GuardianRelease | GuardianReply | GuardianPush
+)
 Instruction = (
     SendHello
     | SendBeat
@@ -168,13 +171,7 @@ Instruction = (
     | SendDropDone
     | Redial
     | NewSession
-    | GuardianPrepare
-    | GuardianStart
-    | GuardianExtend
-    | GuardianStop
-    | GuardianRelease
-    | GuardianReply
-    | GuardianPush
+    | GuardianInstruction
     | KillSlot
     | VerifyShard
     | MakeDirectory

@@ -21,8 +21,9 @@ from noded.link.convert import BadOrder, ControlDown, ControlUp, epoch_of, order
 from noded.link.stream import DialFailed, Stream, open_stream, why
 from virialpb.reasons import Reason
 
-DUPLICATE_SECONDS: Final = 5.0
-"""This uid is alive elsewhere: asking often would not make it less so."""
+DUPLICATE_SECONDS: Final = 0.5
+DUPLICATE_SECONDS_MAX: Final = 5.0
+"""This uid is alive elsewhere: asking often would not make it less so. The first time it may be our own last stream."""
 LEADER_KEY: Final = "leader_address"
 
 
@@ -52,6 +53,7 @@ class ControlLink:
         self._ended = asyncio.Event()
         self._reader: asyncio.Task[None] | None = None
         self._pause_seconds = 0.0
+        self._duplicates = 0
         self.counters: Counter[str] = Counter()
 
     @property
@@ -153,10 +155,12 @@ class ControlLink:
             return
         if isinstance(order, Welcome):
             self._backoff.reset()
+            self._duplicates = 0
         elif isinstance(order, SessionRefused):
             self._log.warning("session.refused", reason=order.reason, why=order.message)
             if order.reason is Reason.DUPLICATE_NODE:
-                self._pause_seconds = DUPLICATE_SECONDS
+                self._pause_seconds = min(DUPLICATE_SECONDS * 2**self._duplicates, DUPLICATE_SECONDS_MAX)
+                self._duplicates = min(self._duplicates + 1, 8)
         self._on_event(OrderReceived(epoch_of(message), order))
 
 

@@ -8,14 +8,13 @@ import json
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import grpc
 from grpc import aio
 
-from virialpb.v1 import common_pb2, node_pb2, node_pb2_grpc
+from virialpb.v1 import common_pb2, job_pb2, node_pb2, node_pb2_grpc
 
 ROOT = Path(__file__).resolve().parents[2]
 HANG_SECONDS = 30.0
@@ -27,10 +26,12 @@ class Session:
     """One control stream, as the fake controller sees it."""
 
     hello: node_pb2.Hello
-    orders: asyncio.Queue[node_pb2.ControlDown | None] = field(default_factory=asyncio.Queue)
-    beats: list[node_pb2.Beat] = field(default_factory=list)
-    calls: list[node_pb2.TaskCall] = field(default_factory=list)
-    drops: list[node_pb2.DropDone] = field(default_factory=list)
+    orders: asyncio.Queue[node_pb2.ControlDown | None] = field(
+        default_factory=asyncio.Queue["node_pb2.ControlDown | None"]
+    )
+    beats: list[node_pb2.Beat] = field(default_factory=list[node_pb2.Beat])
+    calls: list[node_pb2.TaskCall] = field(default_factory=list[node_pb2.TaskCall])
+    drops: list[node_pb2.DropDone] = field(default_factory=list[node_pb2.DropDone])
     ended: bool = False
 
 
@@ -164,7 +165,7 @@ class FakeController(node_pb2_grpc.NodeServiceServicer):
 
 
 @contextlib.asynccontextmanager
-async def controller() -> AsyncIterator[FakeController]:
+async def controller() -> AsyncGenerator[FakeController]:
     fake = FakeController()
     await fake.start()
     try:
@@ -210,7 +211,7 @@ class Noded:
 
 
 @contextlib.asynccontextmanager
-async def noded(data_dir: Path, addresses: list[str], *flags: str) -> AsyncIterator[Noded]:
+async def noded(data_dir: Path, addresses: list[str], *flags: str) -> AsyncGenerator[Noded]:
     """Started, and at the end stopped together with its guardian and tasks."""
     agent = Noded(data_dir, addresses, "--kill-tasks-on-exit", *flags)
     await agent.start()
@@ -230,8 +231,6 @@ def token(job: str = "j", generation: int = 1, revision: int = 20, history: int 
 def prepare(
     command: list[str], *, slot: str = "j.1.0", rank: int = 0, owner: common_pb2.Token | None = None, **fields: object
 ) -> node_pb2.Prepare:
-    from virialpb.v1 import job_pb2
-
     return node_pb2.Prepare(
         slot=slot,
         token=owner or token(),
@@ -255,4 +254,4 @@ def alive(pid: int) -> bool:
     return True
 
 
-__all__ = ["FakeController", "Noded", "alive", "controller", "go", "grpc", "noded", "prepare", "token"]
+__all__ = ["FakeController", "Noded", "alive", "controller", "go", "noded", "prepare", "token"]

@@ -15,6 +15,7 @@ from controld.core.ids import Epoch, Incarnation, NodeUid
 from controld.core.model import Inventory, Liveness
 from controld.replica.admission import Admission
 from controld.replica.calls import Calls
+from controld.replica.clock import SECOND_NS
 from controld.replica.drops import Drops
 from controld.replica.errors import OverloadedError, SessionClosedError
 from controld.replica.futures import ignore_outcome
@@ -42,7 +43,7 @@ class Agents:
         self._received: _Renewals = {}
         self._proving: _Renewals = {}
         self._expiring: dict[Incarnation, int] = {}
-        self._doubting = False
+        self._next_doubt_ns = 0
 
     async def open(self, hello: Hello) -> NodeSession:
         """Admit the node and begin its session. Raises SessionRefusedError, OverloadedError, StoreError."""
@@ -69,7 +70,11 @@ class Agents:
         )
         session = NodeSession(hello.incarnation, outbox, self)
         self._sessions[session.uid] = session
-        # The hello is a renewal, from when it came in.
+        # The hello is a renewal, from when it came in; beats of the former stream may have come after it, and been
+        # acknowledged: the session must not be timed from before them.
+        seen = office.view.sessions.get(session.uid)
+        if seen is not None and seen.incarnation == session.incarnation and seen.last_receipt_ns is not None:
+            receipt_ns = max(receipt_ns, seen.last_receipt_ns)
         office.view.hello(hello, receipt_ns)
         self._received[session.uid] = (session, hello.beat.seq)
         cluster = office.state.cluster
@@ -137,18 +142,17 @@ class Agents:
         return any(s.token.epoch > Epoch(state.history, state.revision) for s in slots)
 
     def doubt(self, why: str) -> None:
-        """Step down unless a barrier proves that this is the leader still. One proof at a time."""
-        if not self._doubting:
-            self._doubting = True
+        """Step down unless a barrier proves that this is the leader still. At most one proof a second."""
+        now_ns = self._office.clock.boottime_ns()
+        if now_ns >= self._next_doubt_ns:
+            self._next_doubt_ns = now_ns + SECOND_NS
             self._office.crew.start(self._prove(why), "doubt")
 
     async def _prove(self, why: str) -> None:
         try:
             await self._admission.prove_or_lose(why)
         except StoreError:
-            return  # the leadership is over, and whoever waits for it to be has been told
-        finally:
-            self._doubting = False
+            return  # the leadership is over, and whoever waits for that has been told
 
     def barrier_began(self) -> None:
         self._proving, self._received = self._received, {}

@@ -80,7 +80,7 @@ class Ticker:
             decisions = tick(office.state, office.view, at, office.epoch, office.settings.limits)
         except Exception as error:  # noqa: BLE001 - a broken rule must not end the leadership, and the next tick sees more
             office.log(LogName.TICK_BROKEN, error=repr(error))
-            return 0.0
+            return office.settings.tick_interval_seconds
         self._look_again_ns = decisions.look_again_ns
         for command in decisions.commands:
             self._submit(command, at)

@@ -96,6 +96,8 @@ class Writer:
         self._wake = asyncio.Event()
         self._closed: StoreError | None = None
         self._seq = 1
+        # After "no space": one command a transaction, so that what frees some is not refused with what needs some.
+        self._full = False
 
     def offer(self, command: Command, source: Source) -> asyncio.Future[Reply]:
         """Queue a command. The future raises RefusedError or a StoreError. Raises OverloadedError, StoreError."""
@@ -139,7 +141,8 @@ class Writer:
         self._observer.queued(len(self._queue))
         at = now(self._clock)
         batch: Batch[_Waiting] = Batch(self._settings.batch_operations_max, self._settings.batch_bytes_max)
-        while self._queue and len(batch.answers) < self._settings.batch_commands_max:
+        commands_max = 1 if self._full else self._settings.batch_commands_max
+        while self._queue and len(batch.answers) < commands_max:
             waiting = self._queue[0]
             # Its caller is gone and nothing was decided: as if it had never come.
             if not waiting.future.done() and not self._admit(batch, waiting, at):
@@ -166,6 +169,7 @@ class Writer:
         except StorageFullError as error:
             # Nothing was written: the committed state is the truth, and the same seq is used again.
             self._head = fork(self.committed)
+            self._full = True
             self._fail_batch(batch, error)
         except DeposedError as error:
             self._fail_batch(batch, error)
@@ -189,6 +193,7 @@ class Writer:
         if revision <= self.committed.revision:
             raise OutcomeUnknownError(f"revision {revision} after {self.committed.revision}: the store went back")
         self._seq += 1
+        self._full = False
         changes = tuple(batch.changes.values())
         self.committed.apply(changes, revision)
         self._head.confirm(changes, revision)

@@ -279,6 +279,31 @@ def test_the_same_life_reconnecting_takes_its_session_over() -> None:
     run(main)
 
 
+def test_a_hello_that_took_long_does_not_time_the_session_from_before_later_beats() -> None:
+    """The former stream's beats came, and were acknowledged, while the new hello waited for its commit."""
+
+    async def main() -> None:
+        disk = MemoryDisk()
+        store = Gates(disk)
+        rig = await lead(disk, store=store)
+        first = await Peer.connect(rig.leader, hello(incarnation("n0"), "n0"))
+        await asyncio.sleep(1)
+        store.commits.clear()
+        again = replace(hello(incarnation("n0"), "n0", seq=3), version="2")  # a change, so it needs a commit
+        opening = asyncio.ensure_future(rig.leader.open_session(again))
+        await asyncio.sleep(5)
+        first.beat(2)
+        heard_ns = rig.clock.boottime_ns()
+        await asyncio.sleep(1)
+        assert first.acknowledged[-1] == 2
+        store.commits.set()
+        await opening
+        assert rig.leader.view.sessions[NodeUid("uid-n0")].last_receipt_ns == heard_ns
+        await rig.stop()
+
+    run(main)
+
+
 def test_inventory_is_committed_and_marks_the_node_reported() -> None:
     async def main() -> None:
         rig = await lead()

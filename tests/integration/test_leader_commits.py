@@ -195,6 +195,28 @@ def test_deposed_while_repeating_a_commit_is_unknown_not_undone() -> None:
     run(main)
 
 
+def test_on_a_full_disk_what_frees_space_is_not_refused_with_what_needs_it() -> None:
+    """Requests keep coming; pruning old ones still gets through, and then there is room."""
+
+    async def main() -> None:
+        settings = quick(request_keep_seconds=30, prune_interval_seconds=1.0, events_max=5)
+        rig = await lead(settings=settings)
+        await all_of(rig, *(submit(n) for n in range(20)))
+        rig.disk.capacity_bytes = rig.disk.size_bytes
+        refused = 0
+        for n in range(100, 200):
+            outcomes = await all_of(rig, *(submit(1000 * n + i) for i in range(20)))
+            refused += sum(isinstance(o, StorageFullError) for o in outcomes)
+            await asyncio.sleep(1)
+        assert refused
+        assert len(rig.leader.state.requests) < 20 + 20
+        assert len(rig.leader.state.jobs) > 20
+        assert not rig.leader.lost.is_set()
+        await rig.stop()
+
+    run(main)
+
+
 def test_a_refusal_alone_waits_for_a_proof_of_leadership() -> None:
     async def main() -> None:
         disk = MemoryDisk()

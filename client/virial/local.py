@@ -105,7 +105,7 @@ class LocalCluster:
     def _start_controller(self) -> None:
         listen = self.address or "127.0.0.1:0"
         argv = ["-m", "controld", "--data-dir", str(self.controller.data_dir), "--listen", listen]
-        argv += ["--metrics-listen", "127.0.0.1:0", "--log-form", "json"]
+        argv += ["--metrics-listen", "127.0.0.1:0", "--log-format", "json"]
         self.controller.argv = argv
         self._spawn(self.controller)
         self.address = str(self._wait_for_ports(self.controller)["grpc_address"])

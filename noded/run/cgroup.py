@@ -51,17 +51,16 @@ def find_places(root: Path, self_cgroup: str, name: str) -> Places:
             unified = _make(top / own[""] / name)
             limits = unified is not None and _enable_limits(unified)
             break
-    v1 = {
-        controller: _make(root / controller / own[controller] / name)
-        for controller in ("freezer", "memory", "cpu")
-        if controller in own and (root / controller / own[controller]).is_dir()
-    }
+
+    def v1(controller: str) -> Path | None:
+        return _make(root / controller / own[controller] / name) if controller in own else None
+
     return Places(
         unified=unified,
         unified_limits=limits,
-        freezer=None if unified is not None else v1.get("freezer"),
-        memory=None if limits else v1.get("memory"),
-        cpu=None if limits else v1.get("cpu"),
+        freezer=None if unified is not None else v1("freezer"),
+        memory=None if limits else v1("memory"),
+        cpu=None if limits else v1("cpu"),
     )
 
 
@@ -87,7 +86,8 @@ class Cgroup:
     def create(self, cpu_millis: int, memory_bytes: int) -> None:
         """0 means no limit. Raises OSError, also when a limit cannot be set although its controller is here."""
         for path in self._all:
-            path.mkdir(exist_ok=True)
+            # Parents too: something that tidies empty groups may have taken ours.
+            path.mkdir(parents=True, exist_ok=True)
         quota_us = max(1000, cpu_millis * CPU_PERIOD_US // 1000)
         if self._unified is not None and self._places.unified_limits:
             if memory_bytes:

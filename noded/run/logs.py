@@ -96,8 +96,12 @@ class RotatingFile:
             if room <= 0:
                 self._rotate()
                 continue
-            # Prefer the end of a line, so that no line is torn by the rotation.
-            cut = len(data) if len(data) <= room else data.rfind(b"\n", 0, room) + 1 or room
+            cut = len(data) if len(data) <= room else data.rfind(b"\n", 0, room) + 1
+            if cut == 0 and self._size > 0:
+                # No line ends in what is left: rather a shorter file than a torn line.
+                self._rotate()
+                continue
+            cut = cut or room
             written = file.write(data[:cut])
             self._size += written
             whole = written == cut

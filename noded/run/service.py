@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import json
 import os
-import selectors
 import signal
 import socket
 import time
@@ -30,6 +29,7 @@ from noded.run.protocol import (
     event_to_json,
     status_to_json,
 )
+from noded.run.reactor import READABLE, WRITABLE, Reactor, reap
 from noded.run.runner import TASK_CONNECTIONS_MAX, Runner, Site
 from noded.run.slots import Action, Outcome, Phase, Slot, SlotTable
 from noded.run.wire import Closed, Connection
@@ -57,10 +57,6 @@ Waiter = Callable[["Slot | None", "slots.Refused | None"], None]
 
 def boottime_ns() -> int:
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-
-
-def _noop(signum: int, frame: object) -> None:
-    return
 
 
 class Service:
@@ -94,34 +90,25 @@ class Service:
         self._stuck = {leftover.status.slot: leftover for leftover in leftovers}
         self._stuck_look_ns = 0
         self._on_request = on_request
-        self._selector = selectors.DefaultSelector()
+        self._reactor = Reactor()
         self._control: set[Connection] = set()
         self._paused: set[str] = set()
         self._dirty: dict[str, SlotStatus] = {}
         self._dirty_since_ns = 0
-        self._wake, wake_write = socket.socketpair()
-        self._wake.setblocking(False)
-        wake_write.setblocking(False)
-        self._wake_write = wake_write
-        # Without a handler of its own a signal does not reach the wake-up socket.
-        signal.signal(signal.SIGCHLD, _noop)
-        signal.set_wakeup_fd(wake_write.fileno(), warn_on_full_buffer=False)
-        self._watch(listener, selectors.EVENT_READ, self._accept_control)
-        self._watch(self._wake, selectors.EVENT_READ, self._on_wake)
+        self._reactor.watch(listener, self._accept_control)
+        self._reactor.wake_on_signals(self._on_signal)
 
     # -- the loop
 
     def run(self) -> None:
         """Until a shutdown has emptied every slot."""
         while not self._stopped():
-            ready = self._selector.select(self._timeout_seconds())
+            ready = self._reactor.wait(self._timeout_seconds())
             # Deadlines first: after a suspend the sockets are full of reports of tasks that had lost their lease.
             self.tick()
-            for key, mask in ready:
-                current = self._selector.get_map().get(key.fd)
-                if current is not None and current.data is key.data:
-                    key.data(mask)
-                    self.tick()
+            for handle in ready:
+                handle()
+                self.tick()
             self._look_at_killed()
             self._housekeep()
             if self.stop_asked and self.stop_at_ns is None:
@@ -246,9 +233,9 @@ class Service:
             self._fail_prepare(slot_id, slots.Refused(Refusal.PREPARE_FAILED, f"{slot_id}: {error}"))
             return
         assert runner.control is not None
-        self._watch(runner.control, selectors.EVENT_READ, lambda _: self._on_launcher(slot_id, runner))
+        self._reactor.watch(runner.control, lambda _: self._on_launcher(slot_id, runner))
         for output in runner.outputs:
-            self._watch(output.fd, selectors.EVENT_READ, lambda _, output=output: self._pump(runner, output))
+            self._reactor.watch(output.fd, lambda _, output=output: self._pump(runner, output))
 
     def _fail_prepare(self, slot_id: str, refused: slots.Refused) -> None:
         self.act(self.table.prepare_failed(slot_id))
@@ -260,7 +247,7 @@ class Service:
         if runner is None:
             return
         if runner.listener is not None:
-            self._unwatch(runner.listener)
+            self._reactor.forget(runner.listener)
         for connection in runner.disconnect():
             self._forget_task(runner, connection)
         if runner.listener is not None:
@@ -272,13 +259,13 @@ class Service:
         if runner is None:
             return
         if runner.control is not None:
-            self._unwatch(runner.control)
+            self._reactor.forget(runner.control)
             runner.control.close()
             runner.control = None
         self._drain(runner)
         for output in runner.outputs:
             if output.open:
-                self._unwatch(output.fd)
+                self._reactor.forget(output.fd)
                 output.close()
         runner.outputs = ()
         runner.drop()
@@ -299,7 +286,7 @@ class Service:
             messages = runner.control.receive()
         except (Closed, BadMessage):
             # Its reaping follows and tells the rest.
-            self._unwatch(runner.control)
+            self._reactor.forget(runner.control)
             return
         for message in messages:
             if self.runners.get(slot_id) is runner:
@@ -312,7 +299,7 @@ class Service:
             except OSError as error:
                 self._fail_prepare(slot_id, slots.Refused(Refusal.PREPARE_FAILED, f"{runner.socket_path}: {error}"))
                 return
-            self._watch(listener, selectors.EVENT_READ, lambda _: self._accept_task(slot_id, runner))
+            self._reactor.watch(listener, lambda _: self._accept_task(slot_id, runner))
             self.act(self.table.prepared(slot_id, runner.port))
             self.settle(slot_id)
         elif "refused" in message:
@@ -345,18 +332,10 @@ class Service:
         ended = Outcome(outcome.code, outcome.signal, outcome.oom, outcome.failure, tail)
         self.act(self.table.ended(slot_id, ended, boottime_ns()))
 
-    def _on_wake(self, _: int) -> None:
-        with contextlib.suppress(BlockingIOError):
-            self._wake.recv(4096)
-        while True:
-            try:
-                pid, _status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
-            if pid == 0:
-                return
+    def _on_signal(self) -> None:
+        for pid in reap():
             if pid == self._scribe.pid:
-                self._unwatch(self._scribe.fd)
+                self._reactor.forget(self._scribe.fd)
                 self._scribe.lost()
                 continue
             # Others are inits or strays that came to us as the nearest subreaper: reaping them is all they need.
@@ -391,7 +370,7 @@ class Service:
     def _pump(self, runner: Runner, output: Output) -> None:
         fd = output.fd
         if not output.pump(self._scribe, boottime_ns()) and (not output.open or self._scribe.full):
-            self._unwatch(fd)
+            self._reactor.forget(fd)
             if output.open:
                 self._paused.add(runner.request.slot)
 
@@ -403,7 +382,7 @@ class Service:
                 if not output.open or not output.pump(self._scribe, boottime_ns()):
                     break
             if not output.open:
-                self._unwatch(fd)
+                self._reactor.forget(fd)
 
     def _housekeep(self) -> None:
         now_ns = boottime_ns()
@@ -412,28 +391,23 @@ class Service:
                 self._persist(slot.status)
         self._scribe.flush()
         if self._scribe.alive:
-            watched = self._scribe.fd in self._selector.get_map()
+            watched = self._reactor.watches(self._scribe.fd)
             if watched and self._scribe.idle:
-                self._unwatch(self._scribe.fd)
+                self._reactor.forget(self._scribe.fd)
             elif not watched and not self._scribe.idle:
-                self._watch(self._scribe.fd, selectors.EVENT_WRITE, lambda _: self._scribe.flush())
+                self._reactor.watch(self._scribe.fd, lambda _: self._scribe.flush(), WRITABLE)
         for slot_id in list(self._paused) if takes_output(self._scribe, now_ns) else []:
             runner = self.runners.get(slot_id)
             self._paused.discard(slot_id)
             for output in runner.outputs if runner is not None else ():
-                if output.open and output.fd not in self._selector.get_map():
+                if output.open and not self._reactor.watches(output.fd):
                     assert runner is not None
-                    self._watch(
-                        output.fd, selectors.EVENT_READ, lambda _, output=output, r=runner: self._pump(r, output)
-                    )
+                    self._reactor.watch(output.fd, lambda _, output=output, r=runner: self._pump(r, output))
         if self._dirty and now_ns - self._dirty_since_ns >= PROGRESS_PERSIST_NS:
             for status in list(self._dirty.values()):
                 self._persist(status, durable=False)
-        for connection in [*self._control, *(c for runner in self.runners.values() for c in runner.connections)]:
-            key = self._selector.get_map().get(connection.fileno())
-            wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.pending else 0)
-            if key is not None and key.events != wanted:
-                self._selector.modify(connection, wanted, key.data)
+        tasks = (connection for runner in self.runners.values() for connection in runner.connections)
+        self._reactor.ask_to_write([*self._control, *tasks])
 
     # -- noded
 
@@ -445,13 +419,13 @@ class Service:
                 return
             connection = Connection(sock, REPLY_BYTES_MAX)
             self._control.add(connection)
-            self._watch(connection, selectors.EVENT_READ, lambda mask: self._on_control(connection, mask))
+            self._reactor.watch(connection, lambda mask: self._on_control(connection, mask))
 
     def _on_control(self, connection: Connection, mask: int) -> None:
         try:
-            if mask & selectors.EVENT_WRITE:
+            if mask & WRITABLE:
                 connection.flush()
-            if mask & selectors.EVENT_READ:
+            if mask & READABLE:
                 for message in connection.receive():
                     self.tick()
                     self._on_request(self, connection, message)
@@ -463,7 +437,7 @@ class Service:
             return
         self.note("control.closed", why=why)
         self._control.discard(connection)
-        self._unwatch(connection)
+        self._reactor.forget(connection)
         connection.close()
         if self.noded is connection:
             self.noded = None
@@ -479,13 +453,13 @@ class Service:
                 return
             connection = Connection(sock)
             runner.connections.add(connection)
-            self._watch(connection, selectors.EVENT_READ, lambda mask: self._on_task(slot_id, runner, connection, mask))
+            self._reactor.watch(connection, lambda mask: self._on_task(slot_id, runner, connection, mask))
 
     def _on_task(self, slot_id: str, runner: Runner, connection: Connection, mask: int) -> None:
         try:
-            if mask & selectors.EVENT_WRITE:
+            if mask & WRITABLE:
                 connection.flush()
-            messages = connection.receive() if mask & selectors.EVENT_READ else []
+            messages = connection.receive() if mask & READABLE else []
             for message in messages:
                 self.tick()
                 slot = self.table.get(slot_id)
@@ -512,7 +486,7 @@ class Service:
     def _forget_task(self, runner: Runner, connection: Connection) -> None:
         runner.connections.discard(connection)
         self.calls.forget(connection)
-        self._unwatch(connection)
+        self._reactor.forget(connection)
         connection.close()
 
     def push(self, slot_id: str, message: JsonObject) -> None:
@@ -523,12 +497,3 @@ class Service:
             except Closed:
                 assert runner is not None
                 self._forget_task(runner, connection)
-
-    # -- selector
-
-    def _watch(self, source: socket.socket | Connection | int, events: int, handler: Callable[[int], None]) -> None:
-        self._selector.register(source, events, handler)
-
-    def _unwatch(self, source: socket.socket | Connection | int) -> None:
-        with contextlib.suppress(KeyError, ValueError):
-            self._selector.unregister(source)

@@ -38,6 +38,7 @@ NS_PER_MS: Final = 1_000_000
 STUCK_AFTER_NS: Final = 10_000 * NS_PER_MS
 """SIGKILL to empty took <= 30 ms on two loaded cores; ten seconds is a task the kernel does not let go of."""
 JOBS_REMEMBERED_MAX: Final = 10_000
+SPENT_REMEMBERED_MAX: Final = 10_000
 
 
 class Phase(StrEnum):
@@ -160,6 +161,7 @@ class Slot:
     outcome: Outcome | None = None
     exit: Exit | None = None
     progress: Progress | None = None
+    launched: bool = False
     leftover: bool = False
 
     @property
@@ -200,6 +202,7 @@ class SlotTable:
         self._root_needs_user = root_needs_user
         self._slots: dict[str, Slot] = {}
         self._newest: dict[str, Token] = {}
+        self._spent: dict[tuple[str, Token], None] = {}
 
     # -- reading
 
@@ -231,6 +234,8 @@ class SlotTable:
             return Refused(Refusal.SLOT_EXISTS, f"{request.slot} is held under {known.token}; release that first")
         if request.deadline_ns <= now_ns:
             return Refused(Refusal.DEADLINE_PASSED, f"deadline_ns {request.deadline_ns} is not after {now_ns}")
+        if (request.slot, request.token) in self._spent:
+            return Refused(Refusal.ALREADY_ENDED, f"{request.slot} has run and was released under this token")
         newest = self._newest.get(request.token.job)
         if newest is not None and request.token.order < newest.order:
             return self._stale(request.slot, newest)
@@ -264,7 +269,7 @@ class SlotTable:
         newest = self._newest.get(token.job)
         if newest is not None and token.order < newest.order:
             return self._stale(slot_id, newest)
-        persist = self._put(replace(slot, phase=Phase.STARTING))
+        persist = self._put(replace(slot, phase=Phase.STARTING, launched=True))
         return [
             SetDeadline(slot_id, slot.deadline_ns),
             Launch(slot_id, tuple(sorted(env_add.items()))),
@@ -310,6 +315,11 @@ class SlotTable:
         if slot.phase not in (*_UNSTARTED, Phase.EXITED):
             return Refused(Refusal.NOT_EMPTY, f"{slot_id} is {slot.phase}")
         del self._slots[slot_id]
+        if slot.launched:
+            # A prepare and start that were sent twice, the second late, must not run a rank again.
+            self._spent[slot_id, slot.token] = None
+            if len(self._spent) > SPENT_REMEMBERED_MAX:
+                del self._spent[next(iter(self._spent))]
         return [Forget(slot_id), Persist(replace(slot.status, state=SlotState.RELEASED))]
 
     # -- what the driver saw
@@ -379,6 +389,7 @@ class SlotTable:
             killed_at_ns=now_ns,
             exit=end,
             progress=status.progress,
+            launched=started is not None,
             leftover=True,
         )
         return [self._put(slot)]

@@ -274,6 +274,17 @@ def test_release_only_what_is_empty() -> None:
     assert table.all() == ()
 
 
+def test_what_ran_is_not_run_again_under_its_token() -> None:
+    table = running()
+    table.ended(SLOT, Outcome(code=0), NOW)
+    table.emptied(SLOT, NOW)
+    table.release(SLOT)
+    assert refusal(table.prepare(ask(), NOW)) is Refusal.ALREADY_ENDED
+    unstarted = prepared()
+    unstarted.release(SLOT)
+    assert kinds(unstarted.prepare(ask(), NOW)) == ["Persist", "Reserve"]
+
+
 def test_progress_counts_only_while_it_may_run() -> None:
     progress = Progress(12, {"loss": 0.5}, NOW)
     table = running()

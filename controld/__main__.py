@@ -38,7 +38,7 @@ def _run(config: Config) -> int:
     from controld.app import App, StartError
     from controld.service.telemetry import make_log
 
-    log = make_log(level=config.log.level, form=config.log.form)
+    log = make_log(level=config.log.level, format_=config.log.format)
     try:
         return asyncio.run(App(config, log=log).run())
     except StartError as error:

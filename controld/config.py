@@ -86,7 +86,7 @@ class KeepConfig:
 @dataclass(frozen=True, slots=True)
 class LogConfig:
     level: str = field(default="info", metadata={"choices": ("debug", "info", "warning", "error")})
-    form: str = field(default="auto", metadata={"choices": ("auto", "json", "console")})
+    format: str = field(default="auto", metadata={"choices": ("auto", "json", "console")})
 
 
 @dataclass(frozen=True, slots=True)

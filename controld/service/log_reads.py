@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 
 from controld.core.ids import NodeUid, SlotId
 from controld.service.convert.bulk import BulkOrder, LogCancel, LogChunk, LogRequest
-from controld.service.failures import CallError, not_found
+from controld.service.failures import CallError
 from virialpb.errors import details_for
 from virialpb.reasons import Reason
 
@@ -23,6 +23,16 @@ ORDERS_MAX = 1_024
 
 def unreachable(node: str, detail: str) -> CallError:
     return CallError(details_for(Reason.NODE_UNREACHABLE, subject=node, detail=detail))
+
+
+def _refusal(text: str, subject: str, node: str) -> CallError:
+    """What an agent refused: "REASON: words"."""
+    reason, colon, words = text.partition(": ")
+    known = Reason(reason) if colon and reason in set(Reason) else Reason.NOT_FOUND
+    if known is Reason.NODE_UNREACHABLE:
+        subject = node
+    detail = f"{node} says: {(words if colon else text)[:200]}"
+    return CallError(details_for(known, subject=subject, detail=detail))
 
 
 class BulkLink:
@@ -117,7 +127,7 @@ class LogRead:
 
     def receive(self, chunk: LogChunk) -> None:
         if chunk.error:
-            self.fail(not_found(f"the log of {self._slot}", f"{self._link.node} says: {chunk.error[:200]}"))
+            self.fail(_refusal(chunk.error, f"the log of {self._slot}", self._link.node))
             return
         if self._chunks and self._chunks_bytes + len(chunk.data) > READ_BYTES_MAX:
             self._drop(cancel=True)

@@ -72,10 +72,10 @@ class StructLog:
         self._logger.log(level_of(name), name.value, exc_info=error, **fields)
 
 
-def make_log(stream: TextIO | None = None, *, level: str = "info", form: str = "auto") -> StructLog:
-    """`form`: json, console, or auto (console where the stream is a terminal)."""
+def make_log(stream: TextIO | None = None, *, level: str = "info", format_: str = "auto") -> StructLog:
+    """`format_`: json, console, or auto (console where the stream is a terminal)."""
     out = stream if stream is not None else sys.stderr
-    console = form == "console" or (form == "auto" and out.isatty())
+    console = format_ == "console" or (format_ == "auto" and out.isatty())
     processors: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,

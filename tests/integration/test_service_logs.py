@@ -146,13 +146,22 @@ async def test_a_generation_that_never_was(served: Served, agent: FakeAgent) -> 
     assert details.message.startswith("generation 7 of jobs/a does not exist: generations kept: 1")
 
 
-async def test_what_the_agent_does_not_have(served: Served, agent: FakeAgent) -> None:
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        ("NOT_FOUND: no log of it", Reason.NOT_FOUND),
+        ("OVERLOADED: too many", Reason.OVERLOADED),
+        ("NODE_UNREACHABLE: disk is gone", Reason.NODE_UNREACHABLE),
+        ("whatever a newer agent says", Reason.NOT_FOUND),
+    ],
+)
+async def test_what_the_agent_refuses(served: Served, agent: FakeAgent, error: str, reason: Reason) -> None:
     await run_job(served, agent)
     call = read(served)
-    answer(agent, await next_request(agent), b"", 0, error="no such log")
+    answer(agent, await next_request(agent), b"", 0, error=error, end=True)
     details = await failure(call)
-    assert details.reason is Reason.NOT_FOUND
-    assert "nodes/n1 says: no such log" in details.message
+    assert details.reason is reason
+    assert f"nodes/n1 says: {error.rpartition(': ')[2]}" in details.message
 
 
 async def test_a_node_that_is_gone_is_named(served: Served, agent: FakeAgent) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import grpc
 
-from virial.errors import VirialError
+from virial.errors import InvalidRequestError
 
 ADDRESS_VARIABLE = "VIRIAL_ADDRESS"
 MESSAGE_BYTES_MAX = 16 << 20
@@ -36,18 +36,18 @@ class Tls:
 def addresses_from(given: str | Sequence[str] | None) -> tuple[str, ...]:
     """ "host:port" of each controller: as given (a list, or one text with commas), else from VIRIAL_ADDRESS.
 
-    Raises VirialError when there is none.
+    Raises InvalidRequestError when there is none, or one is malformed.
     """
     if given is None:
         given = os.environ.get(ADDRESS_VARIABLE, "")
     texts = given.split(",") if isinstance(given, str) else list(given)
     addresses = tuple(text.strip() for text in texts if text.strip())
     if not addresses:
-        raise VirialError(f"no controller address: give one (host:port) or set {ADDRESS_VARIABLE}")
+        raise InvalidRequestError(f"no controller address: give one (host:port) or set {ADDRESS_VARIABLE}")
     for address in addresses:
         host, _, port = address.rpartition(":")
         if not address.startswith("unix:") and (not host or not port.isdigit() or not 0 < int(port) < 65536):
-            raise VirialError(f"controller address {address!r} is not host:port")
+            raise InvalidRequestError(f"controller address {address!r} is not host:port")
     return addresses
 
 

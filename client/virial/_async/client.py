@@ -122,7 +122,7 @@ class Client:
         attempts = self._attempts()
         while True:
             request = job_pb2.WatchJobsRequest(
-                name=f"jobs/{job_id}" if job_id else "",
+                name=_named("jobs", job_id),
                 cursor=convert.cursor_to(position) if position is not None else None,
             )
             try:
@@ -235,7 +235,9 @@ class Client:
         events: list[Event] = []
         token = ""
         while True:
-            request = cluster_pb2.ListEventsRequest(page_size=PAGE_SIZE, page_token=token, job=job_id, node=node)
+            request = cluster_pb2.ListEventsRequest(
+                page_size=PAGE_SIZE, page_token=token, job=_named("jobs", job_id), node=_named("nodes", node)
+            )
             page = await self._call(lambda c, t, r=request: c.cluster.ListEvents(r, timeout=t))
             events += [convert.event_from(e) for e in page.events]
             token = page.next_page_token
@@ -247,7 +249,9 @@ class Client:
         position = after_sequence
         attempts = self._attempts()
         while True:
-            request = cluster_pb2.WatchEventsRequest(after_sequence=position, job=job_id, node=node)
+            request = cluster_pb2.WatchEventsRequest(
+                after_sequence=position, job=_named("jobs", job_id), node=_named("nodes", node)
+            )
             try:
                 async for message in self._connected().cluster.WatchEvents(request):
                     event = convert.event_from(message.event)
@@ -303,6 +307,11 @@ class Client:
                 error.details,
             )
         return error
+
+
+def _named(collection: str, id_: str) -> str:
+    """A resource name, or empty for all."""
+    return f"{collection}/{id_}" if id_ else ""
 
 
 def _new_request_id() -> str:

@@ -16,8 +16,9 @@ UNKNOWN = "unknown"
 SECOND_NS = 1_000_000_000
 _PARTS = (("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1))
 _BINARY = ("KiB", "MiB", "GiB", "TiB", "PiB")
-# An exact text of more characters than this is no help to a reader.
-_EXACT_LENGTH_MAX = 8
+# An exact text of more characters than this is no help to a reader, nor is a long number of single bytes.
+_EXACT_LENGTH_MAX = 7
+_SINGLE_BYTES_MAX = 10_000
 
 
 def clean(text: str) -> str:
@@ -30,7 +31,8 @@ def clean(text: str) -> str:
 def size(value_bytes: int) -> str:
     """Exact where that is short (`512MiB`), else to a tenth (`31.3GiB`)."""
     exact = format_bytes(value_bytes)
-    if value_bytes < 1024 or len(exact) <= _EXACT_LENGTH_MAX:
+    plain = exact == f"{value_bytes}B"
+    if value_bytes < 1024 or (len(exact) <= _EXACT_LENGTH_MAX and (not plain or value_bytes < _SINGLE_BYTES_MAX)):
         return exact
     power = min((value_bytes.bit_length() - 1) // 10, len(_BINARY))
     return f"{value_bytes / 1024**power:.1f}{_BINARY[power - 1]}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -13,6 +14,9 @@ from virial.cli.printer import Printer, Table
 
 if TYPE_CHECKING:
     from virial.models import Explanation, Job, Member
+
+# While a lease holds, its task is somewhere; before and after it there is none.
+_HOLDS = frozenset({"GRANTED", "ACTIVE", "REVOKING"})
 
 JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="The job's id.")]
 
@@ -28,13 +32,24 @@ def jobs(
     from virial.models import JobState
     from virialpb.strict import one_of
 
-    states = [JobState(one_of([s.value for s in JobState])(text.upper())) for text in state or []]
+    known = one_of([s.value for s in JobState])
+    states = [JobState(_state(known, text)) for text in state or []]
     with session.client() as client:
         found = client.list_jobs(states)
     if session.printer.for_people:
         session.printer.table(jobs_table(found, time.time_ns()))
     else:
         session.printer.value(found)
+
+
+def _state(known: Callable[[object], str], text: str) -> str:
+    from virial.cli.exits import CliError
+    from virialpb.strict import FieldProblem
+
+    try:
+        return known(text.upper())
+    except FieldProblem as problem:
+        raise CliError(f"--state: {problem}") from None
 
 
 def jobs_table(found: list[Job], now_unix_ns: int) -> Table:
@@ -120,7 +135,7 @@ def _members(members: tuple[Member, ...]) -> Table:
             "spare" if m.rank is None else str(m.rank),
             m.node or m.node_uid,
             m.lease,
-            m.task_state or ("-" if m.rank is None else UNKNOWN),
+            m.task_state or (UNKNOWN if m.rank is not None and m.lease in _HOLDS else "-"),
             "-" if m.progress_step is None else str(m.progress_step),
             exit_words(m.exit) if m.exit is not None else "-",
         )

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from virial.cli.frame import Session, command
-from virial.cli.human import clean, clock, plural
+from virial.cli.human import UNKNOWN, clean, clock, plural
 from virial.cli.jobs import jobs_table
 from virial.cli.nodes import nodes_table
-from virial.cli.printer import console, document, rich_table, terminal
+from virial.cli.printer import Printer, console, document, rich_table, terminal
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -41,10 +41,35 @@ def top(
                     return
                 printer.item(view)
                 time.sleep(interval)
-        if once or not terminal(sys.stdout):
-            console().print(_view(*_look(client)))
+        if not once and terminal(sys.stdout):
+            _live(client, interval)
             return
-        _live(client, interval)
+        while True:
+            _print(printer, *_look(client))
+            if once:
+                return
+            time.sleep(interval)
+
+
+def _print(printer: Printer, status: Status, nodes: list[Node], jobs: list[Job], events: list[Event]) -> None:
+    """One view after the other, for a file or a pipe."""
+    from virial.cli.words import event_line
+
+    now_unix_ns = time.time_ns()
+    printer.line(_head(status, now_unix_ns))
+    for problem in status.problems:
+        printer.line(clean(problem))
+    for table in (nodes_table(nodes), jobs_table(jobs, now_unix_ns)):
+        printer.line("")
+        printer.table(table)
+    printer.line("")
+    for event in events:
+        printer.line(event_line(event))
+
+
+def _head(status: Status, now_unix_ns: int) -> str:
+    leader = status.leader or UNKNOWN
+    return clean(f"{clock(now_unix_ns)}  {plural(status.nodes_live, 'node')} live, leader {leader}")
 
 
 def _live(client: SyncClient, interval_s: float) -> None:
@@ -70,8 +95,7 @@ def _view(status: Status, nodes: list[Node], jobs: list[Job], events: list[Event
     from virial.cli.words import event_line
 
     now_unix_ns = time.time_ns()
-    head = f"{clock(now_unix_ns)}  {plural(status.nodes_live, 'node')} live, leader {status.leader}"
-    parts: list[RenderableType] = [Text(clean(head), style="bold")]
+    parts: list[RenderableType] = [Text(_head(status, now_unix_ns), style="bold")]
     parts += [Text(clean(problem), style="yellow") for problem in status.problems]
     for table in (nodes_table(nodes), jobs_table(jobs, now_unix_ns)):
         parts += [Text(""), rich_table(table, [[clean(cell) for cell in row] for row in table.rows])]

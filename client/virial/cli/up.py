@@ -6,11 +6,11 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -18,7 +18,14 @@ from virial.cli.frame import Session, command
 from virial.cli.human import plural
 from virial.cli.printer import console, terminal
 
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+    from virial.local import LocalCluster
+
 SUPERVISE_S: Final = 0.5
+READY_TIMEOUT_S: Final = 60.0
+READY_POLL_S: Final = 0.1
 
 
 @command("up", "virial up", "virial up --nodes 4", "virial up --nodes 2 --directory ~/my-cluster")
@@ -41,7 +48,9 @@ def up(
         place = Path(directory).expanduser() if directory else Path(stack.enter_context(_scratch()))
         cluster = LocalCluster(place, nodes=nodes)
         stack.callback(cluster.stop)
-        _start(session, cluster.start, nodes)
+        with _Progress(session, nodes) as progress:
+            cluster.start()
+            _wait_for_nodes(session, cluster, progress)
         publish_address(cluster.address)
         stack.callback(withdraw_address, cluster.address)
         printer = session.printer
@@ -64,9 +73,47 @@ def _interrupt(_signal: int, _frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-def _start(session: Session, start: Callable[[], None], nodes: int) -> None:
-    if not (session.printer.for_people and terminal(sys.stderr)):
-        start()
-        return
-    with console(sys.stderr).status(f"starting a controller and {plural(nodes, 'node')}"):
-        start()
+def _wait_for_nodes(session: Session, cluster: LocalCluster, progress: _Progress) -> None:
+    """Until every node takes work: whoever submits a job next should see it start. Raises VirialError."""
+    from virial.errors import VirialError
+
+    deadline_s = time.monotonic() + READY_TIMEOUT_S
+    with replace(session, address=cluster.address, ca=None, cert=None, key=None).client() as client:
+        while True:
+            ready = sum(1 for node in client.list_nodes(brief=True) if node.schedulable)
+            progress.show(ready)
+            if ready >= cluster.nodes:
+                return
+            if time.monotonic() > deadline_s:
+                missing = plural(cluster.nodes - ready, "node")
+                raise VirialError(
+                    f"{missing} did not join in {READY_TIMEOUT_S:g} s; see the logs in {cluster.directory}"
+                )
+            time.sleep(READY_POLL_S)
+
+
+class _Progress:
+    """How many nodes are ready: a bar on a terminal, nothing elsewhere."""
+
+    def __init__(self, session: Session, nodes: int) -> None:
+        self._progress: Progress | None = None
+        if session.printer.for_people and terminal(sys.stderr):
+            from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+            from rich.progress import Progress as NewProgress
+
+            columns = (TextColumn("starting nodes"), BarColumn(bar_width=20), MofNCompleteColumn())
+            self._progress = NewProgress(*columns, console=console(sys.stderr), transient=True)
+            self._task = self._progress.add_task("", total=nodes)
+
+    def __enter__(self) -> _Progress:
+        if self._progress is not None:
+            self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+
+    def show(self, ready: int) -> None:
+        if self._progress is not None:
+            self._progress.update(self._task, completed=ready)

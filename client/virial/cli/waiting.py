@@ -32,8 +32,9 @@ def wait_for_end(session: Session, job_id: str) -> Job:
     Raises VirialError when the cluster is away longer than every retry.
     """
     events: queue.Queue[Event] = queue.Queue(_BACKLOG)
+    follower = threading.Thread(target=_follow, args=(session, job_id, events), daemon=True)
     if session.printer.for_people:
-        threading.Thread(target=_follow, args=(session, job_id, events), daemon=True).start()
+        follower.start()
     with session.client() as client, ExitStack() as stack:
         bar = stack.enter_context(_Bar()) if session.printer.for_people and terminal(sys.stderr) else None
         while True:
@@ -41,9 +42,14 @@ def wait_for_end(session: Session, job_id: str) -> Job:
             _tell(events, session, bar)
             if bar is not None:
                 bar.show(job)
-            if job.state.ended:
-                return job
-            _pause(events, session, bar)
+            if not job.state.ended:
+                _pause(events, session, bar)
+                continue
+            # The last events may be on their way still.
+            if session.printer.for_people:
+                follower.join(POLL_S)
+            _tell(events, session, bar)
+            return job
 
 
 def _follow(session: Session, job_id: str, events: queue.Queue[Event]) -> None:

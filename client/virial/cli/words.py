@@ -139,7 +139,8 @@ def event_text(event: Event) -> str:
 
 def _about(event: Event) -> str:
     if event.job:
-        return f"job {event.job}" + (f" generation {event.generation}" if event.generation else "")
+        of_generation = event.generation and not event.kind.startswith("job.")
+        return f"job {event.job}" + (f" generation {event.generation}" if of_generation else "")
     return f"node {event.node}" if event.node else ""
 
 

@@ -205,6 +205,10 @@ class Noded:
         async with asyncio.timeout(HANG_SECONDS):
             return await self._process.wait()
 
+    async def wait(self) -> int:
+        assert self._process is not None
+        return await self._process.wait()
+
     def guardian_pid(self) -> int:
         lines = [json.loads(line) for line in self.log.read_text().splitlines() if line.startswith("{")]
         return [line["pid"] for line in lines if line.get("event") == "guardian.connected"][-1]

@@ -26,6 +26,7 @@ from controld.replica.planner import ProcessPlanner
 from controld.replica.settings import LeaderSettings
 from controld.service.address import AddressError, check_address
 from controld.service.backend import Backend
+from controld.service.event_log import write_events
 from controld.service.metrics import Metrics
 from controld.service.metrics_http import MetricsServer
 from controld.service.server import METHODS, ApiServer, Tls
@@ -66,6 +67,7 @@ class App:
 
     def __init__(self, config: Config, *, log: StructLog, planner: PlannerPort | None = None) -> None:
         self._config = config
+        self.started = asyncio.Event()
         self._log = log
         self._planner = planner
         self._stack = AsyncExitStack()
@@ -81,7 +83,9 @@ class App:
     async def start(self) -> Ports:
         """Raises StartError; then nothing is left running."""
         try:
-            return await self._start()
+            ports = await self._start()
+            self.started.set()
+            return ports
         except BaseException:
             await self._stack.aclose()
             raise
@@ -125,6 +129,8 @@ class App:
             identity=identity,
             version=version(),
         )
+        events = asyncio.create_task(write_events(leader.hub, self._log), name="event log")
+        self._stack.callback(events.cancel)
         server = ApiServer(backend, log=self._log, metrics=metrics, make_id=lambda: f"c-{rng.getrandbits(96):024x}")
         ports = await self._listen(server, MetricsServer(metrics.registry))
         # What was loaded lives as long as the process: a full collection must not walk it again and stall the loop.
@@ -196,7 +202,7 @@ class App:
         except AddressError as error:
             raise _port_error(error, "--listen") from error
         except OSError as error:
-            raise StartError(f"cannot read a TLS file: {error}", EXIT_CONFIG) from error
+            raise StartError(f"cannot use the TLS files: {error}", EXIT_CONFIG) from error
         self._server = server
         ports = Ports(_join(host, bound), await self._serve_metrics(metrics_server))
         try:

@@ -10,6 +10,7 @@ from controld.core.ids import JobId
 from controld.core.model import Job
 from controld.core.outcome import FieldViolation
 from controld.core.validate import validate, validate_job_id
+from controld.reconcile.explain import explain
 from controld.service import log_lookup
 from controld.service.backend import CAUSE_ID, Backend, Context, peer_name
 from controld.service.convert import messages as m
@@ -94,7 +95,7 @@ class JobServicer(job_pb2_grpc.JobServiceServicer):
     async def ExplainJob(self, request: m.ExplainJobRequest, context: Context) -> m.ExplainJobResponse:  # noqa: N802
         id_ = job_id_from_name(request.name)
         await self._leader.barrier()
-        return explain_to_proto(self._job(id_), self._leader.view.explain.get(id_))
+        return explain_to_proto(self._job(id_), explain(self._leader.state, self._leader.view, id_))
 
     async def ReadLogs(  # noqa: N802
         self, request: m.ReadLogsRequest, context: Context

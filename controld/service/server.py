@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,7 +64,11 @@ class Tls:
     client_ca: Path | None
 
     def credentials(self) -> grpc.ServerCredentials:
-        """Raises OSError for a file that cannot be read."""
+        """Raises OSError (ssl.SSLError is one) for files that cannot be read or do not fit together."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)  # gRPC would say only that the port cannot be had
+        context.load_cert_chain(self.certificate, self.key)
+        if self.client_ca is not None:
+            context.load_verify_locations(self.client_ca)
         authority = self.client_ca.read_bytes() if self.client_ca is not None else None
         return grpc.ssl_server_credentials(
             [(self.key.read_bytes(), self.certificate.read_bytes())],

@@ -9,6 +9,7 @@ from typing import TextIO
 
 import structlog
 
+from controld.core.model import Event
 from controld.replica.observe import LogName as ReplicaLogName
 from controld.replica.observe import LogValue
 
@@ -67,6 +68,14 @@ class StructLog:
     def __call__(self, name: LogName | ReplicaLogName, /, **fields: LogValue) -> None:
         self._logger.log(level_of(name), name.value, **fields)
 
+    def committed(self, event: Event, revision: int) -> None:
+        """A committed event; its kind, registered in `controld.core.events`, names the entry."""
+        facts = {"job": event.job, "node": event.node, "generation": event.generation, "reason": event.reason}
+        fields = {name: value for name, value in facts.items() if value} | dict(event.numbers) | dict(event.details)
+        if event.cause_id:
+            fields["cause_id"] = event.cause_id
+        self._logger.info(event.kind, revision=revision, sequence=event.sequence, **fields)
+
     def broken(self, name: LogName, error: BaseException, /, **fields: LogValue) -> None:
         """With the traceback: what nobody expected."""
         self._logger.log(level_of(name), name.value, exc_info=error, **fields)
@@ -79,7 +88,7 @@ def make_log(stream: TextIO | None = None, *, level: str = "info", format_: str 
     processors: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
-        structlog.processors.TimeStamper(fmt="iso", utc=True, key="time"),
+        structlog.processors.TimeStamper(fmt="iso", utc=True, key="timestamp"),
     ]
     if console:
         processors.append(structlog.dev.ConsoleRenderer(colors=out.isatty()))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import io
+import json
 import subprocess
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -15,13 +17,17 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from controld.app import App, StartError
 from controld.config import TlsConfig
 from controld.core.commands import Command
 from controld.core.outcome import Reply
+from controld.matching.engine import plan
 from controld.replica.errors import OverloadedError
 from controld.replica.leader import Leader
+from controld.replica.planner import InlinePlanner
+from controld.service.telemetry import make_log
 from controld.store.port import OutcomeUnknownError, StorageFullError
-from tests.support_service import FakeAgent, Served, failure, job_spec, quick_config, serve
+from tests.support_service import HANG_SECONDS, FakeAgent, Served, failure, job_spec, quick_config, serve
 from virialpb.reasons import Reason
 from virialpb.v1 import cluster_pb2, cluster_pb2_grpc, job_pb2
 
@@ -169,6 +175,34 @@ def make_certificates(directory: Path) -> None:
         openssl("req", *key, "-subj", f"/CN={subject}", "-keyout", f"{name}.key", "-out", f"{name}.csr")
         signed = ("-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-days", "2", "-extfile", f"{name}.ext")
         openssl("x509", "-req", "-in", f"{name}.csr", *signed, "-out", f"{name}.pem")
+
+
+async def test_a_key_of_another_certificate_is_told_before_anyone_connects(tmp_path: Path) -> None:
+    make_certificates(tmp_path)
+    tls = TlsConfig(str(tmp_path / "server.pem"), str(tmp_path / "client.key"), str(tmp_path / "ca.pem"))
+    app = App(replace(quick_config(tmp_path), tls=tls), log=make_log(io.StringIO()), planner=InlinePlanner(plan))
+    with pytest.raises(StartError, match="cannot use the TLS files") as caught:
+        await app.start()
+    assert caught.value.status == 2
+
+
+async def test_a_controller_that_lost_its_leadership_ends_with_an_error(tmp_path: Path) -> None:
+    """Its supervisor starts it anew; until then agents and callers look for another leader."""
+    app = App(quick_config(tmp_path), log=make_log(io.StringIO()), planner=InlinePlanner(plan))
+    running = asyncio.create_task(app.run())
+    async with asyncio.timeout(HANG_SECONDS):
+        await app.started.wait()
+        app.leader.lost.set()
+        assert await running == 1
+
+
+async def test_committed_events_are_in_the_log(served: Served) -> None:
+    await served.jobs.SubmitJob(job_pb2.SubmitJobRequest(spec=job_spec()))
+    await asyncio.sleep(0)
+    entries = [json.loads(line) for line in served.log.getvalue().splitlines()]
+    (entry,) = [entry for entry in entries if entry["event"] == "job.submitted"]
+    assert (entry["job"], entry["ranks"], entry["level"]) == ("train-1", 1, "info")
+    assert "revision" in entry
 
 
 async def test_mutual_tls_knows_the_caller_and_refuses_strangers(tmp_path: Path) -> None:

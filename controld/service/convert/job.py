@@ -107,14 +107,14 @@ def error_to_proto(error: TaskError, state: State) -> job_pb2.TaskError:
     )
 
 
-def explain_to_proto(job: Job, unplaced: Unplaced | None) -> job_pb2.ExplainJobResponse:
-    """`unplaced`: what the planner last found for this job; None where it has not looked yet or need not."""
-    message = job_pb2.ExplainJobResponse(name=job_name(job.id), state=state_to_proto(job.state))
-    if unplaced is not None:
-        message.nodes_considered = unplaced.nodes_considered
-        message.reasons.extend(_unfit(count) for count in unplaced.reasons)
-        message.relaxation = ", ".join(f"{name}={value}" for name, value in unplaced.relaxation)
-    return message
+def explain_to_proto(job: Job, unplaced: Unplaced) -> job_pb2.ExplainJobResponse:
+    return job_pb2.ExplainJobResponse(
+        name=job_name(job.id),
+        state=state_to_proto(job.state),
+        reasons=[_unfit(count) for count in unplaced.reasons],
+        nodes_considered=unplaced.nodes_considered,
+        relaxation=", ".join(f"{name}={value}" for name, value in unplaced.relaxation),
+    )
 
 
 def _unfit(count: UnfitCount) -> job_pb2.UnfitCount:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from controld.core.agent import DropDone, Hello, Prepare, SlotState, SlotStatus, Welcome
+from controld.core.agent import DropDone, Hello, Prepare, SlotState, SlotStatus, Stop, Welcome
 from controld.core.commands import SubmitJob
 from controld.core.ids import NO_EPOCH, CheckpointId, Epoch, JobId, NodeUid, SlotId, Token
 from controld.core.model import Device, Inventory, Liveness
@@ -33,11 +33,14 @@ class Gates(MemoryStore):
         self.barriers.set()
         self.commits.set()
         self.asked = 0
+        self.proved = 0
 
     async def barrier(self, leadership: Leadership) -> None:
         self.asked += 1
         await self.barriers.wait()
+        await asyncio.sleep(0.001)
         await super().barrier(leadership)
+        self.proved += 1
 
     async def commit(self, leadership: Leadership, seq: int, changes: Sequence[StoredChange]) -> int:
         await self.commits.wait()
@@ -165,7 +168,7 @@ def test_an_expiry_is_dropped_when_a_beat_comes_first_and_bars_acknowledgement_w
     async def main() -> None:
         disk = MemoryDisk()
         store = Gates(disk)
-        rig = await lead(disk, store=store)
+        rig = await lead(disk, store=store, settings=quick(prune_interval_seconds=3600.0))
         uid = NodeUid("uid-n0")
         peer = await Peer.connect(rig.leader, hello(incarnation("n0"), "n0"))
         await asyncio.sleep(50)
@@ -178,6 +181,7 @@ def test_an_expiry_is_dropped_when_a_beat_comes_first_and_bars_acknowledgement_w
         store.barriers.set()
         await asyncio.sleep(2)
         assert rig.leader.state.nodes[uid].liveness is Liveness.LIVE
+        assert "node.expired" not in [e.kind for e in rig.leader.state.events.values()]
         assert peer.acknowledged[-1] == 2
         # Now the expiry is decided and its commit hangs; the beat comes too late.
         await asyncio.sleep(55)
@@ -197,6 +201,73 @@ def test_an_expiry_is_dropped_when_a_beat_comes_first_and_bars_acknowledgement_w
         await asyncio.sleep(1)
         assert rig.leader.state.nodes[uid].liveness is Liveness.LIVE
         assert peer.acknowledged[-1] == 5
+        await rig.stop()
+
+    run(main)
+
+
+def test_an_expired_session_is_acknowledged_only_once_it_is_live_again() -> None:
+    async def main() -> None:
+        disk = MemoryDisk()
+        store = Gates(disk)
+        rig = await lead(disk, store=store)
+        uid = NodeUid("uid-n0")
+        peer = await Peer.connect(rig.leader, hello(incarnation("n0"), "n0"))
+        await asyncio.sleep(65)
+        assert rig.leader.state.nodes[uid].liveness is Liveness.EXPIRED
+        store.commits.clear()
+        for seq in (2, 3, 4):
+            peer.beat(seq)
+            await asyncio.sleep(1)
+        assert peer.acknowledged == [1]
+        store.commits.set()
+        await asyncio.sleep(0.1)
+        peer.beat(5)
+        await asyncio.sleep(1)
+        assert peer.acknowledged == [1, 5]
+        await rig.stop()
+
+    run(main)
+
+
+def test_orders_wait_for_a_proof_of_leadership() -> None:
+    """A deposed leader would order what its successor has started to be stopped."""
+
+    async def main() -> None:
+        disk = MemoryDisk()
+        store = Gates(disk)
+        rig = await lead(disk, store=store)
+        peer = await Peer.connect(rig.leader, hello(incarnation("n0"), "n0"))
+        await asyncio.sleep(1)
+        store.barriers.clear()
+        token = Token(JobId("j"), 1, Epoch(1, 1))
+        for seq in range(2, 12):
+            peer.beat(seq, (SlotStatus(SlotId("j.1.0"), token, SlotState.RUNNING),))
+            await asyncio.sleep(1)
+        assert peer.tasks == []
+        store.barriers.set()
+        await asyncio.sleep(2)
+        assert {type(o) for o in peer.tasks} == {Stop}
+        await rig.stop()
+
+    run(main)
+
+
+def test_a_reader_is_served_by_a_barrier_that_started_after_it_came() -> None:
+    async def main() -> None:
+        disk = MemoryDisk()
+        store = Gates(disk)
+        rig = await lead(disk, store=store)
+        await asyncio.sleep(1)  # the first tick has its own
+        store.barriers.clear()
+        await asyncio.sleep(1)
+        asked, proved = store.asked, store.proved
+        readers = [asyncio.ensure_future(rig.leader.barrier()) for _ in range(5)]
+        await asyncio.sleep(1)
+        assert store.asked == asked
+        store.barriers.set()
+        await asyncio.gather(*readers)
+        assert store.proved == proved + 2, "not the one that was under way, but one for all of them"
         await rig.stop()
 
     run(main)
@@ -360,7 +431,7 @@ def test_a_leader_that_is_behind_its_agents_steps_down_unless_it_can_prove_itsel
     run(main)
 
 
-@pytest.mark.row("H13", defect="waits_for_a_full_queue")
+@pytest.mark.row("H13", defect="unbounded_order_queue")
 def test_case_h13_one_hung_agent_costs_its_own_queue_and_nothing_else() -> None:
     """It keeps beating and never reads: orders for it are turned away, everyone else is served."""
 

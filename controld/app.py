@@ -11,7 +11,7 @@ import random
 import signal
 import socket
 import tempfile
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -93,6 +93,7 @@ class App:
     async def _start(self) -> Ports:
         config = self._config
         store = await self._open_store()
+        forget_ports(Path(config.data_dir))
         # Before it leads: a start that is bound to fail shall not depose anyone.
         check_addresses(config)
         rng = random.SystemRandom()
@@ -205,10 +206,12 @@ class App:
             raise StartError(f"cannot use the TLS files: {error}", EXIT_CONFIG) from error
         self._server = server
         ports = Ports(_join(host, bound), await self._serve_metrics(metrics_server))
+        directory = Path(config.data_dir)
         try:
-            write_ports(Path(config.data_dir), ports)
+            write_ports(directory, ports)
         except OSError as error:
-            raise StartError(_directory_message(Path(config.data_dir), error), EXIT_DATA_DIRECTORY) from error
+            raise StartError(_directory_message(directory, error), EXIT_DATA_DIRECTORY) from error
+        self._stack.callback(forget_ports, directory)
         return ports
 
     async def _serve_metrics(self, server: MetricsServer) -> str:
@@ -273,6 +276,12 @@ def write_ports(directory: Path, ports: Ports) -> None:
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
+
+
+def forget_ports(directory: Path) -> None:
+    """Nobody shall find the ports of a former life, which may be another program's by now."""
+    with suppress(OSError):
+        (directory / PORTS_FILE).unlink(missing_ok=True)
 
 
 def version() -> str:

@@ -16,6 +16,10 @@ from virialpb.units import format_duration_ns
 ENVIRONMENT_PREFIX: Final = "VIRIAL_CONTROLD"
 DEFAULT_FILE: Final = "/etc/virial/controld.toml"
 OFF: Final = "off"
+# The agents' (noded.core.lease): what they need to kill a task, and by how much clocks may run apart. No settings,
+# since an agent that believed otherwise than its controller would outlive its lease.
+KILL_BUDGET_NS: Final = SECOND_NS
+DRIFT_PERCENT: Final = 1
 
 
 class StoreKind(StrEnum):
@@ -42,11 +46,10 @@ class TlsConfig:
 
 @dataclass(frozen=True, slots=True)
 class LeaseConfig:
-    """Times of the lease protocol, as in docs/design: all ends must agree on them.
+    """Times of the lease protocol, as in docs/design.
 
-    `fence_after`: how long after its last renewal a task is stopped, where its job names no other time. `kill_budget`:
-    what an agent needs to kill a task. `drift_thousandths`: by how much clocks may run apart. `recovery`: how long
-    agents may be without a controller when it restarts.
+    `fence_after`: how long after its last renewal a task is stopped, where its job names no other time. `recovery`: how
+    long agents may be without a controller when it restarts.
     """
 
     renew_interval_ns: int = field(
@@ -54,15 +57,13 @@ class LeaseConfig:
     )
     grace_ns: int = field(default=SECOND_NS, metadata={"unit": "duration_ns", "minimum": 100_000_000})
     fence_after_ns: int = field(default=60 * SECOND_NS, metadata={"unit": "duration_ns", "maximum": 86_400 * SECOND_NS})
-    kill_budget_ns: int = field(default=SECOND_NS, metadata={"unit": "duration_ns"})
-    drift_thousandths: int = field(default=10, metadata={"minimum": 1, "maximum": 200})
     recovery_ns: int = field(default=SECOND_NS, metadata={"unit": "duration_ns"})
 
     @property
     def fence_after_min_ns(self) -> int:
-        """The least fence_after: fence_after * (1 - drift) - kill_budget - 2 * renew_interval > recovery."""
-        needed_ns = self.kill_budget_ns + 2 * self.renew_interval_ns + self.recovery_ns
-        return -(-needed_ns * 1000 // (1000 - self.drift_thousandths)) + 1
+        """The least fence_after: fence_after * (1 - drift) - kill budget - 2 * renew_interval > recovery."""
+        needed_ns = KILL_BUDGET_NS + 2 * self.renew_interval_ns + self.recovery_ns
+        return -(-needed_ns * 100 // (100 - DRIFT_PERCENT)) + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +205,7 @@ def _lease(lease: LeaseConfig) -> list[tuple[str, str]]:
     least = format_duration_ns(-(-minimum_ns // 1_000_000) * 1_000_000)
     text = (
         f"{format_duration_ns(lease.fence_after_ns)} is too short: a restart of the controller would stop every task; "
-        f"the least is {least}, or make lease.renew_interval, lease.kill_budget or lease.recovery shorter"
+        f"the least is {least}, or make lease.renew_interval or lease.recovery shorter"
     )
     return [("lease.fence_after", text)]
 

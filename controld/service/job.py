@@ -55,6 +55,12 @@ class JobServicer(job_pb2_grpc.JobServiceServicer):
             return planned_job(request.job_id, spec)
         owner = peer_name(context)
         reply = await self._leader.submit(SubmitJob(request_id, spec, request.job_id, owner))
+        if JobId(reply.subject) not in self._leader.state.jobs:
+            raise not_found(
+                job_name(reply.subject),
+                "this request made it; it has ended and been removed since",
+                "use a new request_id",
+            )
         return self._view(JobId(reply.subject))
 
     async def GetJob(self, request: m.GetJobRequest, context: Context) -> m.Job:  # noqa: N802

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter as Tally
 from collections.abc import Callable, Iterable, Iterator
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
@@ -27,6 +27,7 @@ class Metrics:
     """Also the replica room's `Observer`. `methods`: every method served, so that the label set is closed."""
 
     def __init__(self, methods: Iterable[str]) -> None:
+        disable_created_metrics()  # a second series for each, which says only when this process started
         self.registry = CollectorRegistry()
         self._methods = frozenset(methods)
         registry = self.registry

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from contextlib import suppress
 from enum import StrEnum
 from typing import TextIO
 
@@ -66,7 +67,8 @@ class StructLog:
         self._logger = logger
 
     def __call__(self, name: LogName | ReplicaLogName, /, **fields: LogValue) -> None:
-        self._logger.log(level_of(name), name.value, **fields)
+        with suppress(OSError, ValueError):  # a full disk or a closed pipe costs log entries, not the leadership
+            self._logger.log(level_of(name), name.value, **fields)
 
     def committed(self, event: Event, revision: int) -> None:
         """A committed event; its kind, registered in `controld.core.events`, names the entry."""
@@ -74,11 +76,13 @@ class StructLog:
         fields = {name: value for name, value in facts.items() if value} | dict(event.numbers) | dict(event.details)
         if event.cause_id:
             fields["cause_id"] = event.cause_id
-        self._logger.info(event.kind, revision=revision, sequence=event.sequence, **fields)
+        with suppress(OSError, ValueError):
+            self._logger.info(event.kind, revision=revision, sequence=event.sequence, **fields)
 
     def broken(self, name: LogName, error: BaseException, /, **fields: LogValue) -> None:
         """With the traceback: what nobody expected."""
-        self._logger.log(level_of(name), name.value, exc_info=error, **fields)
+        with suppress(OSError, ValueError):
+            self._logger.log(level_of(name), name.value, exc_info=error, **fields)
 
 
 def make_log(stream: TextIO | None = None, *, level: str = "info", format_: str = "auto") -> StructLog:

@@ -72,6 +72,7 @@ def test_what_was_acknowledged_is_there_after_a_kill_and_after_an_end(tmp_path: 
                 jobs.SubmitJob(job_pb2.SubmitJobRequest(request_id=f"r{expected}", spec=job_spec()))
             status, _ = end(process, number)
             assert status == (-signal.SIGKILL if number is signal.SIGKILL else 0)
+            assert (tmp_path / "ports.json").exists() == (number is signal.SIGKILL)
 
 
 def test_ports_are_private_and_name_what_is_bound(tmp_path: Path) -> None:

@@ -114,8 +114,9 @@ def start_ticks(pid: int) -> int:
 # -- checking ----------------------------------------------------------------------------------------------------
 
 
-def look_up_user(user: str | None, group: str | None) -> dict[str, Any]:
-    """May ask a directory service, which is why it is done here and not in the guardian."""
+def look_up_user(user: str | None, group: str | None, allow_root: bool) -> dict[str, Any]:
+    """May ask a directory service, which is why it is done here and not in the guardian. Raises Refused, also for a
+    group the user is not in: by that way a task would become what its owner cannot."""
     import grp
     import pwd
 
@@ -133,6 +134,7 @@ def look_up_user(user: str | None, group: str | None) -> dict[str, Any]:
             raise Refused("USER_UNKNOWN", f"user {user!r} does not exist on this node") from None
         uid = own_uid if user is None else int(user)
         gid, name, home, shell = os.getegid() if uid == own_uid else uid, str(uid), "/", "/bin/sh"
+    own_gid = gid
     if group is not None:
         try:
             gid = int(group) if group.isdigit() else grp.getgrnam(group).gr_gid
@@ -140,7 +142,12 @@ def look_up_user(user: str | None, group: str | None) -> dict[str, Any]:
             raise Refused("USER_UNKNOWN", f"group {group!r} does not exist on this node") from None
     if own_uid != 0 and (uid, gid) != (own_uid, os.getegid()):
         raise Refused("USER_UNKNOWN", f"the guardian runs as uid {own_uid} and cannot become {name}")
-    groups = os.getgrouplist(name, gid) if own_uid == 0 and not name.isdigit() else [gid]
+    groups = os.getgrouplist(name, own_gid) if own_uid == 0 and not name.isdigit() else [own_gid]
+    if own_uid == 0 and not allow_root:
+        if uid == 0:
+            raise Refused("USER_REQUIRED", "the task would be root: name another user, or --allow-root-tasks")
+        if gid not in groups:
+            raise Refused("USER_UNKNOWN", f"user {name} is not in group {group}")
     return {"uid": uid, "gid": gid, "groups": groups, "name": name, "home": home, "shell": shell or "/bin/sh"}
 
 
@@ -244,14 +251,14 @@ def run_init(spec: dict[str, Any], who: dict[str, Any], go: int, report: int, cg
         os.open("/dev/null", os.O_RDONLY)
         own_proc()
         spread_pids(spec["pid_seed"])
-        supervise(spec, who, report)
+        supervise(spec, who, go, report)
     except BaseException as error:  # noqa: BLE001 - reported; this process must never return
         os.write(report, b"failed " + f"setup: {error}"[:2000].encode("utf-8", "replace").hex().encode() + b"\n")
     finally:
         os._exit(1)
 
 
-def supervise(spec: dict[str, Any], who: dict[str, Any], report: int) -> None:
+def supervise(spec: dict[str, Any], who: dict[str, Any], go: int, report: int) -> None:
     errors_read, errors_write = os.pipe()
     task = os.fork()
     if task == 0:
@@ -261,6 +268,8 @@ def supervise(spec: dict[str, Any], who: dict[str, Any], report: int) -> None:
         # Else the log pipes would not end with the task.
         os.dup2(0, fd)
     os.write(report, b"forked\n")
+    # Nothing is reaped before the launcher has read the task's host pid, however short its life.
+    os.read(go, 1)
     failure = os.read(errors_read, 4096)
     os.write(report, b"failed " + failure.hex().encode() + b"\n" if failure else b"running\n")
     while True:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 EVENTS_MAX: Final = 10_000
 SPAWN_SECONDS: Final = 30.0
+_SLOW: Final = ("prepare", "shutdown")
 RETRY_SECONDS: Final = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 
 
@@ -83,6 +84,8 @@ class GuardianClient:
         self._fencing = fencing
         self._may_spawn = spawn
         self._timeout_s = request_timeout_s
+        # The guardian itself gives a check of user, command and directory, and a shutdown, a while.
+        self._slow_timeout_s = request_timeout_s + 10.0
         self._writer: asyncio.StreamWriter | None = None
         self._replies: dict[int, asyncio.Future[JsonObject]] = {}
         self._next_id = 0
@@ -173,12 +176,12 @@ class GuardianClient:
         future: asyncio.Future[JsonObject] = asyncio.get_running_loop().create_future()
         self._replies[request_id] = future
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with asyncio.timeout(self._slow_timeout_s if op in _SLOW else self._timeout_s):
                 self._writer.write(protocol.encode_line({"id": request_id, "op": op, **fields}))
                 await self._writer.drain()
                 reply = await future
         except TimeoutError:
-            raise GuardianUnavailable(f"{op}: no answer within {self._timeout_s} s") from None
+            raise GuardianUnavailable(f"{op}: no answer in time") from None
         except OSError as error:
             raise GuardianUnavailable(f"{op}: {error}") from None
         finally:

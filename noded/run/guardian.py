@@ -50,7 +50,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="noded.run.guardian", description="Owns a node's tasks and their deadlines.")
     parser.add_argument("--data-dir", type=Path, required=True, help="logs and states of tasks; one guardian each")
     parser.add_argument("--runtime-dir", type=Path, required=True, help="guardian.sock and the tasks' sockets")
-    parser.add_argument("--allow-root-tasks", action="store_true", help="run tasks that name no user as root")
+    parser.add_argument("--allow-root-tasks", action="store_true", help="run tasks as root, and in any group")
     parser.add_argument(
         "--fencing",
         choices=("auto", "pidns", "weak"),
@@ -134,8 +134,10 @@ def listen(runtime_dir: Path) -> socket.socket:
         probe.settimeout(1)
         try:
             probe.connect(str(path))
-        except OSError:
+        except (FileNotFoundError, ConnectionRefusedError):
             path.unlink(missing_ok=True)
+        except OSError as error:
+            raise CannotServe(f"{path} is there, but: {error.strerror or error}") from None
         else:
             raise CannotServe(f"another guardian, of another --data-dir, answers on {path}")
     try:
@@ -182,7 +184,7 @@ def choose_site(args: argparse.Namespace, mark: str) -> Site:
     """The strongest fence that works here. Raises CannotServe when --fencing pidns was asked for and does not."""
 
     def site(fencing: Fencing, places: Places) -> Site:
-        return Site(fencing, places, args.runtime_dir / "t", mark, open_files)
+        return Site(fencing, places, args.runtime_dir / "t", mark, args.allow_root_tasks, open_files)
 
     open_files = raise_open_files()
     none = Places()
@@ -305,7 +307,7 @@ def leave_terminal(data_dir: Path) -> None:
 
 def main(argv: list[str]) -> int:
     args = parse(argv)
-    args.data_dir, args.runtime_dir = args.data_dir.absolute(), args.runtime_dir.absolute()
+    args.data_dir, args.runtime_dir = args.data_dir.resolve(), args.runtime_dir.absolute()
     os.umask(0o077)
     close_inherited()
     os.chdir("/")

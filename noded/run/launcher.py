@@ -7,7 +7,8 @@ after unshare(NEWPID) no thread can be made, and a process with threads may not 
     each with PDEATHSIG on the one before, so that a killed guardian takes every task with it.
 
 Spoken over fd 0, a socket, one JSON object a line:
-    in   {"op":"check", argv, cwd, user, group, path, mode, guardian_pid, cgroup_procs, socket_dir, open_files}
+    in   {"op":"check", argv, cwd, path, user, group, allow_root, mode, guardian_pid, cgroup_procs, socket_dir,
+          open_files}
          {"op":"go", env}   {"deadline_ns": n}   {"op":"kill"}
     out  {"checked": {uid, gid, home, shell, name}}    {"refused": reason, "message": str}
          {"init": pid}   {"started": {pid, init_pid, start_ticks}}
@@ -58,7 +59,8 @@ class Launcher:
         self.spec: dict[str, Any] = {}
         self.init = 0
         self.task = 0
-        self.report = -1
+        self.report = self.go = -1
+        self.ticks = 0
         self.status: int | None = None
         self.weak = False
         self.killing = False
@@ -85,7 +87,7 @@ class Launcher:
             os._exit(1)
         if self.weak:
             call("prctl", PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-        who = look_up_user(spec["user"], spec["group"])
+        who = look_up_user(spec["user"], spec["group"], spec["allow_root"])
         check(spec, who)
         self.spec = spec
         return who
@@ -98,22 +100,23 @@ class Launcher:
         if self.weak:
             self.launch_weak(who, report, cgroups)
             return
-        go_read, go = os.pipe()
+        go_read, self.go = os.pipe()
         enter_namespaces()
         self.init = os.fork()
         if self.init == 0:
-            os.close(go)
+            os.close(self.go)
             run_init(self.spec, who, go_read, report, cgroups)
         os.close(report)
         self.say(init=self.init)
         # Only now may the task come to be: the guardian has its init's pid, whatever happens to this process.
-        os.write(go, b"g")
+        os.write(self.go, b"g")
 
     def launch_weak(self, who: dict[str, Any], report: int, cgroups: list[int]) -> None:
         errors_read, errors_write = os.pipe()
         self.init = self.task = os.fork()
         if self.task == 0:
             run_task(self.spec, who, errors_write, cgroups)
+        self.ticks = start_ticks(self.task)
         os.close(errors_write)
         os.close(report)
         failure = os.read(errors_read, 4096).decode("utf-8", "replace")
@@ -123,7 +126,7 @@ class Launcher:
         if failure:
             self.say(failed=failure)
         else:
-            self.say(started={"pid": self.task, "init_pid": self.init, "start_ticks": start_ticks(self.task)})
+            self.say(started={"pid": self.task, "init_pid": self.init, "start_ticks": self.ticks})
 
     def read_report(self) -> None:
         data = os.read(self.report, 1 << 16)
@@ -135,7 +138,10 @@ class Launcher:
         for line in lines:
             word, _, rest = line.decode().partition(" ")
             if word == "forked":
-                self.task = next(iter(children_of(self.init)), 0)
+                # Not reaped before it is told to: the pid is certainly the task's.
+                self.task = children_of(self.init)[0]
+                self.ticks = start_ticks(self.task)
+                os.write(self.go, b"k")
             elif word == "exit":
                 self.status = int(rest)
             else:

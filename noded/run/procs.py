@@ -67,6 +67,9 @@ def strays(mark: str, ancestor: int | None, procroot: Path = PROC) -> list[int]:
 
 
 def kill(pid: int) -> None:
+    """0 and below would mean whole groups, 1 the host's init: never those."""
+    if pid <= 1:
+        return
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(pid, signal.SIGKILL)
 

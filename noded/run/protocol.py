@@ -216,7 +216,7 @@ Event = TaskExit | TaskCall | TaskProgress
 
 def encode_line(message: JsonObject, bytes_max: int = LINE_BYTES_MAX) -> bytes:
     """One message as one line. Raises BadMessage when it would be longer than bytes_max."""
-    line = json.dumps(message, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "replace") + b"\n"
+    line = json.dumps(message, separators=(",", ":")).encode() + b"\n"
     if len(line) > bytes_max:
         raise BadMessage(f"message of {len(line)} bytes is larger than {bytes_max}")
     return line

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import selectors
 import signal
@@ -32,6 +33,7 @@ class Reactor:
         wake_write.setblocking(False)
         self._wake_write = wake_write
         self._on_signal: Callable[[], None] = _nothing
+        self._spare = os.open(os.devnull, os.O_RDONLY)
         self.watch(self._wake, self._on_wake)
 
     def wake_on_signals(self, handler: Callable[[], None]) -> None:
@@ -43,6 +45,19 @@ class Reactor:
     def watch(self, source: Source, handler: Handler, events: int = READABLE) -> None:
         self._selector.register(source, events, handler)
 
+    def accept(self, listener: socket.socket) -> socket.socket | None:
+        """A new peer, or None. Out of descriptors, one is taken and dropped with the spare: else the listener would
+        stay readable and the loop would spin."""
+        try:
+            return listener.accept()[0]
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                os.close(self._spare)
+                with contextlib.suppress(OSError):
+                    listener.accept()[0].close()
+                self._spare = os.open(os.devnull, os.O_RDONLY)
+            return None
+
     def forget(self, source: Source) -> None:
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(source)
@@ -51,10 +66,10 @@ class Reactor:
         return fd in self._selector.get_map()
 
     def ask_to_write(self, connections: Iterable[Connection]) -> None:
-        """Watches those with something to send for writing, and only those."""
+        """Watches those with something to send for writing; those far behind are not read from until they catch up."""
         for connection in connections:
             key = self._selector.get_map().get(connection.fileno())
-            wanted = READABLE | (WRITABLE if connection.pending else 0)
+            wanted = (READABLE if connection.calm else 0) | (WRITABLE if connection.pending else 0)
             if key is not None and key.events != wanted:
                 self._selector.modify(connection, wanted, key.data)
 

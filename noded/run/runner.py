@@ -26,6 +26,8 @@ LAUNCHER: Final = Path(__file__).with_name("launcher.py")
 PATH_DEFAULT: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 LAUNCHER_PATIENCE_NS: Final = 1_000_000_000
 """A launcher that has not ended this long after its slot was killed is stopped or stuck: it is killed itself."""
+KILL_AGAIN_NS: Final = 50_000_000
+"""In weak mode each try reads all of /proc."""
 TASK_CONNECTIONS_MAX: Final = 64
 
 
@@ -38,6 +40,7 @@ class Site:
     socket_dir: Path
     mark: str
     """Begins the mark in every task's environment; names the data directory, so the next guardian finds strays."""
+    allow_root: bool
     open_files: int
     """The soft limit tasks get: the one the guardian was started with, before it raised its own."""
 
@@ -116,6 +119,7 @@ class Runner:
         self.init_pid: int | None = None
         self.born_ns = now_ns
         self.killed_at_ns: int | None = None
+        self.kill_again_ns = 0
         self._held: socket.socket | None = None
         self._init_pidfd: int | None = None
         self._task_pidfd: int | None = None
@@ -164,6 +168,7 @@ class Runner:
                 "cwd": spec.cwd,
                 "user": spec.user,
                 "group": spec.group,
+                "allow_root": self.site.allow_root,
                 "path": spec.env.get("PATH", PATH_DEFAULT),
                 "mode": "weak" if self.site.weak else "pidns",
                 "guardian_pid": os.getpid(),
@@ -213,6 +218,7 @@ class Runner:
         """SIGKILL to all of it. Called again and again until `empty`, as a fork bomb or a weak fence needs."""
         if self.killed_at_ns is None:
             self.killed_at_ns = now_ns
+        self.kill_again_ns = now_ns + KILL_AGAIN_NS
         procs.send(self._init_pidfd, signal.SIGKILL)
         self._cgroup.kill()
         late = now_ns - self.killed_at_ns >= LAUNCHER_PATIENCE_NS

@@ -42,11 +42,11 @@ class Scribe:
 
     @property
     def full(self) -> bool:
-        return not self.alive or len(self._queue) >= QUEUE_BYTES_MAX
+        return not self.alive or self._broken or len(self._queue) >= QUEUE_BYTES_MAX
 
     @property
     def idle(self) -> bool:
-        return not self._queue
+        return not self._queue or self._broken
 
     def log(self, path: str, data: bytes, bytes_max: int, files_max: int) -> None:
         self._put({"path": path, "bytes_max": bytes_max, "files_max": files_max}, data)
@@ -58,18 +58,19 @@ class Scribe:
 
     def status(self, slot: str, body: bytes, *, durable: bool, released: bool) -> None:
         """Replaces status.json. Kept even when the queue is full: it is small, and bounded by the number of slots."""
-        if self.alive and len(self._queue) < STATUS_BYTES_MAX:
+        if self.alive and not self._broken and len(self._queue) < STATUS_BYTES_MAX:
             self._put({"slot": slot, "durable": durable, "released": released}, body)
 
     def flush(self) -> None:
         """Moves what the pipe takes."""
-        while self._queue and self.alive:
+        while self._queue and self.alive and not self._broken:
             try:
                 written = os.write(self.fd, self._queue[: 1 << 16])
             except BlockingIOError:
                 return
             except BrokenPipeError:
-                self.lost()
+                # Its death is noticed by its reaping, which calls `lost`: the pipe may still be watched.
+                self._broken = True
                 return
             del self._queue[:written]
             self.advanced_ns = self._clock()
@@ -98,6 +99,7 @@ class Scribe:
         self._spawned_ns = self.advanced_ns = self._clock()
         self.pid, self.fd = self._spawn()
         self.alive = True
+        self._broken = False
         os.set_blocking(self.fd, False)
         with contextlib.suppress(OSError):
             fcntl.fcntl(self.fd, fcntl.F_SETPIPE_SZ, PIPE_BYTES)

@@ -135,16 +135,12 @@ class Service:
             self.act(self.table.tick(now_ns))
 
     def _timeout_seconds(self) -> float:
-        if any(runner.killed_at_ns is not None for runner in self.runners.values() if self._is_live(runner)):
+        if any(slot.phase is Phase.STOPPING and slot.killed_at_ns is not None for slot in self.table.live()):
             return LOOK_SECONDS
         wake_ns = self.table.next_wake_ns()
         if wake_ns is None:
             return CHECK_SECONDS
         return min(CHECK_SECONDS, max(0.0, (wake_ns - boottime_ns()) / 1e9))
-
-    def _is_live(self, runner: Runner) -> bool:
-        slot = self.table.get(runner.request.slot)
-        return slot is not None and slot.phase is not Phase.EXITED
 
     def _stopped(self) -> bool:
         if self.stop_at_ns is None:
@@ -228,8 +224,6 @@ class Service:
         try:
             runner = self.runners[slot_id] = Runner(self.site, slot.request, name, boottime_ns())
         except OSError as error:
-            # The rest of this call's actions come first: the slot must be known before it is given up.
-            self.waiters.setdefault(slot_id, [])
             self._fail_prepare(slot_id, slots.Refused(Refusal.PREPARE_FAILED, f"{slot_id}: {error}"))
             return
         assert runner.control is not None
@@ -315,10 +309,12 @@ class Service:
             self._ended(slot_id, runner, Outcome(failure=message["failed"]))
         elif "exit" in message:
             status = message["exit"]
+            # A task that fails after the kernel killed any process of its group failed for want of memory.
+            oom = status != 0 and runner.oom()
             if os.WIFSIGNALED(status):
-                outcome = Outcome(signal=os.WTERMSIG(status), oom=os.WTERMSIG(status) == 9 and runner.oom())
+                outcome = Outcome(signal=os.WTERMSIG(status), oom=oom)
             else:
-                outcome = Outcome(code=os.WEXITSTATUS(status))
+                outcome = Outcome(code=os.WEXITSTATUS(status), oom=oom)
             self._ended(slot_id, runner, outcome)
 
     def _ended(self, slot_id: str, runner: Runner, outcome: Outcome) -> None:
@@ -354,7 +350,7 @@ class Service:
             if runner.killed_at_ns is not None:
                 if runner.empty():
                     self.act(self.table.emptied(slot_id, now_ns))
-                else:
+                elif now_ns >= runner.kill_again_ns:
                     runner.kill(now_ns)
             elif slot.phase is Phase.PREPARING and now_ns - runner.born_ns > PREPARE_NS:
                 refused = slots.Refused(Refusal.PREPARE_FAILED, f"{slot_id}: user, command or cwd: no answer in 10 s")
@@ -412,14 +408,14 @@ class Service:
     # -- noded
 
     def _accept_control(self, _: int) -> None:
-        with contextlib.suppress(OSError):
-            sock, _address = self._listener.accept()
-            if len(self._control) >= CONTROL_CONNECTIONS_MAX:
+        sock = self._reactor.accept(self._listener)
+        if sock is None or len(self._control) >= CONTROL_CONNECTIONS_MAX:
+            if sock is not None:
                 sock.close()
-                return
-            connection = Connection(sock, REPLY_BYTES_MAX)
-            self._control.add(connection)
-            self._reactor.watch(connection, lambda mask: self._on_control(connection, mask))
+            return
+        connection = Connection(sock, REPLY_BYTES_MAX)
+        self._control.add(connection)
+        self._reactor.watch(connection, lambda mask: self._on_control(connection, mask))
 
     def _on_control(self, connection: Connection, mask: int) -> None:
         try:
@@ -428,7 +424,8 @@ class Service:
             if mask & READABLE:
                 for message in connection.receive():
                     self.tick()
-                    self._on_request(self, connection, message)
+                    if connection in self._control:
+                        self._on_request(self, connection, message)
         except (Closed, BadMessage) as error:
             self.drop_control(connection, str(error))
 
@@ -445,15 +442,15 @@ class Service:
     # -- tasks
 
     def _accept_task(self, slot_id: str, runner: Runner) -> None:
-        with contextlib.suppress(OSError):
-            assert runner.listener is not None
-            sock, _address = runner.listener.accept()
-            if len(runner.connections) >= TASK_CONNECTIONS_MAX:
+        assert runner.listener is not None
+        sock = self._reactor.accept(runner.listener)
+        if sock is None or len(runner.connections) >= TASK_CONNECTIONS_MAX:
+            if sock is not None:
                 sock.close()
-                return
-            connection = Connection(sock)
-            runner.connections.add(connection)
-            self._reactor.watch(connection, lambda mask: self._on_task(slot_id, runner, connection, mask))
+            return
+        connection = Connection(sock)
+        runner.connections.add(connection)
+        self._reactor.watch(connection, lambda mask: self._on_task(slot_id, runner, connection, mask))
 
     def _on_task(self, slot_id: str, runner: Runner, connection: Connection, mask: int) -> None:
         try:
@@ -472,7 +469,6 @@ class Service:
                     self.emit(event)
         except (Closed, BadMessage) as error:
             self.note("task.disconnected", slot=slot_id, why=str(error))
-            runner.connections.discard(connection)
             self._forget_task(runner, connection)
 
     def _progress(self, event: TaskProgress) -> None:

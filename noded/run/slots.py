@@ -39,6 +39,7 @@ STUCK_AFTER_NS: Final = 10_000 * NS_PER_MS
 """SIGKILL to empty took <= 30 ms on two loaded cores; ten seconds is a task the kernel does not let go of."""
 JOBS_REMEMBERED_MAX: Final = 10_000
 SPENT_REMEMBERED_MAX: Final = 10_000
+SLOTS_MAX: Final = 1024
 
 
 class Phase(StrEnum):
@@ -241,6 +242,8 @@ class SlotTable:
             return self._stale(request.slot, newest)
         if self._root_needs_user and request.spec.user is None:
             return Refused(Refusal.USER_REQUIRED, "the guardian runs as root: name a user, or --allow-root-tasks")
+        if len(self._slots) >= SLOTS_MAX:
+            return Refused(Refusal.OVERLOADED, f"{SLOTS_MAX} slots are here; release those that have ended")
         for slot in self.live():
             busy = sorted(set(slot.request.device_keys) & set(request.device_keys))
             if busy:

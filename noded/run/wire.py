@@ -11,8 +11,9 @@ if TYPE_CHECKING:
     from noded.run.fields import JsonObject
 
 READ_BYTES: Final = 1 << 16
-OUT_BYTES_MAX: Final = 32 << 20
-CALM_BYTES_MAX: Final = 1 << 20
+OUT_LINES_MAX: Final = 2
+"""A peer that lets more than two of its longest lines pile up is cut off."""
+CALM_BYTES_MAX: Final = 256 << 10
 
 
 class Closed(Exception):
@@ -46,11 +47,11 @@ class Connection:
         return [decode_line(line) for line in self._splitter.feed(data)]
 
     def send(self, message: JsonObject) -> None:
-        """Queues and tries at once. Raises Closed when the peer lets more than OUT_BYTES_MAX pile up, BadMessage when
+        """Queues and tries at once. Raises Closed when the peer lets too much pile up, BadMessage when
         the message is too long."""
         self._out += encode_line(message, self._line_bytes_max)
         self.flush()
-        if len(self._out) > OUT_BYTES_MAX:
+        if len(self._out) > OUT_LINES_MAX * self._line_bytes_max:
             raise Closed(f"{len(self._out)} bytes unread by the peer")
 
     def flush(self) -> None:
@@ -69,7 +70,7 @@ class Connection:
 
     @property
     def calm(self) -> bool:
-        """False when the peer is behind: what may be lost (progress) is then left out."""
+        """False when the peer is behind: it is not read from then, and what may be lost (progress) is left out."""
         return len(self._out) < CALM_BYTES_MAX
 
     def close(self) -> None:

@@ -10,6 +10,7 @@ import os
 import shutil
 import signal
 import socket
+import subprocess
 import sys
 import tempfile
 import time
@@ -191,6 +192,22 @@ async def new_world(fencing: str = "auto") -> AsyncGenerator[World]:
         yield world
     finally:
         await world.close()
+
+
+def start_by_hand(world: World, *more: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Without a client; `options` go to subprocess.run."""
+    return subprocess.run(
+        [
+            *(sys.executable, "-m", "noded.run.guardian", "--detach"),
+            *("--data-dir", str(world.data_dir), "--runtime-dir", str(world.runtime_dir), *more),
+        ],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=HANG_SECONDS,
+        **options,
+    )
 
 
 class TaskChannel:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import AsyncIterator
 
 import pytest
@@ -15,9 +13,7 @@ from noded.run.client import Connected, Disconnected, GuardianUnavailable
 from noded.run.protocol import ExitReason, Fencing, SlotState
 from tests.integration.guardian_support import (
     ESCAPE,
-    HANG_SECONDS,
     PYTHON,
-    ROOT,
     TaskChannel,
     World,
     alive,
@@ -26,6 +22,7 @@ from tests.integration.guardian_support import (
     mark_of,
     new_world,
     now_ns,
+    start_by_hand,
     until,
 )
 
@@ -220,20 +217,6 @@ async def test_exits_while_noded_is_away_are_kept(world: World) -> None:
     (status,) = (await second.client.hello()).slots
     assert status.exit is not None
     assert (status.exit.reason, status.exit.code) == (ExitReason.EXITED, 4)
-
-
-def start_by_hand(world: World, *more: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [
-            *(sys.executable, "-m", "noded.run.guardian", "--detach"),
-            *("--data-dir", str(world.data_dir), "--runtime-dir", str(world.runtime_dir), *more),
-        ],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=HANG_SECONDS,
-    )
 
 
 async def test_a_second_guardian_is_refused(world: World) -> None:

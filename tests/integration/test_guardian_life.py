@@ -11,7 +11,17 @@ import pytest
 
 from noded.run.client import GuardianRefused
 from noded.run.protocol import ExitReason, Refusal, Token
-from tests.integration.guardian_support import PYTHON, World, alive, ask, command_line, new_world, now_ns, until
+from tests.integration.guardian_support import (
+    PYTHON,
+    World,
+    alive,
+    ask,
+    command_line,
+    new_world,
+    now_ns,
+    start_by_hand,
+    until,
+)
 
 
 @pytest.fixture(params=["auto", "weak"])
@@ -44,6 +54,30 @@ async def test_pids_are_those_of_the_host(world: World) -> None:
     assert (status.pid == status.init_pid) == (world.fencing == "weak")
     assert await noded.client.start("j.1.0", status.token) == await noded.client.start("j.1.0", status.token)
     assert (await noded.status("j.1.0")).pid == status.pid, "a repeated start starts nothing"
+
+
+async def test_the_pid_of_the_shortest_life_is_known(world: World) -> None:
+    noded = await world.noded()
+    for number in range(20):
+        status = await noded.run(["true"], f"s{number}.1.0")
+        assert status.pid
+        assert status.start_ticks
+        assert (await noded.exit_of(f"s{number}.1.0")).exit.code == 0
+
+
+async def test_no_descriptor_of_its_starter_stays_open(world: World) -> None:
+    reader, writer = os.pipe()
+    os.set_inheritable(writer, True)
+    done = start_by_hand(world, "--fencing", world.fencing, pass_fds=[writer], umask=0)
+    assert (done.returncode, done.stderr) == (0, "")
+    os.close(writer)
+    assert os.read(reader, 1) == b"", "the guardian does not hold it"
+    os.close(reader)
+    noded = await world.noded(spawn=False)
+    assert (await noded.client.hello()).pid == world.guardian_pid
+    modes = {path.name: path.stat().st_mode & 0o777 for path in (*world.base.iterdir(), *world.data_dir.iterdir())}
+    assert (modes["data"], modes["run"]) == (0o700, 0o711)
+    assert modes["guardian.lock"] == 0o600
 
 
 async def test_stop_lets_the_task_end_by_itself(world: World) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pwd
@@ -43,6 +44,29 @@ async def test_root_tasks_need_a_user(world: World) -> None:
     uid, gid, groups, names, _ = world.log("j.1.0").splitlines()
     assert (int(uid), int(gid), groups.split()) == (nobody.pw_uid, nobody.pw_gid, [str(nobody.pw_gid)])
     assert names == f"nobody {nobody.pw_dir}"
+
+
+@needs_root
+@pytest.mark.parametrize(
+    ("options", "reason", "text"),
+    [
+        ({"user": "root"}, Refusal.USER_REQUIRED, "--allow-root-tasks"),
+        ({"user": "0"}, Refusal.USER_REQUIRED, "--allow-root-tasks"),
+        ({"user": "nobody", "group": "root"}, Refusal.USER_UNKNOWN, "nobody is not in group root"),
+        ({"user": "12345", "group": "0"}, Refusal.USER_UNKNOWN, "12345 is not in group 0"),
+    ],
+)
+async def test_nobody_becomes_more_than_they_are(
+    world: World, options: dict[str, str], reason: Refusal, text: str
+) -> None:
+    noded = await world.noded(allow_root_tasks=False)
+    with pytest.raises(GuardianRefused) as refused:
+        await noded.client.prepare(ask(["id"], **options))
+    assert refused.value.reason is reason
+    assert text in refused.value.message
+    await noded.run(["sh", "-c", "id -u; id -G"], user="12345")
+    await noded.exit_of("j.1.0")
+    await until(lambda: world.log("j.1.0") == "12345\n12345\n", "a number without a name is a user too")
 
 
 @needs_root
@@ -305,6 +329,23 @@ async def test_bad_arguments_are_answered(world: World) -> None:
         reply = await channel.receive()
         assert (reply["ok"], reply["error"]) == (False, "BAD_MESSAGE")
     channel.close()
+
+
+async def test_a_task_that_does_not_read_is_not_read_from(world: World) -> None:
+    """Its answers pile up in bounded memory, and nobody else waits."""
+    noded = await world.noded()
+    await noded.run(["sleep", "1000"])
+    deaf, good = TaskChannel(world), TaskChannel(world)
+    deaf.sock.setblocking(False)
+    sent = 0
+    with contextlib.suppress(BlockingIOError):
+        while sent < 64 << 20:
+            sent += deaf.sock.send(b'{"id":1,"call":"hello"}\n' * 1000)
+            good.send({"id": 1, "call": "hello"})
+            assert (await good.receive())["ok"] is True
+    assert sent < 16 << 20
+    deaf.close()
+    good.close()
 
 
 async def test_connections_and_waiting_calls_are_bounded(world: World) -> None:

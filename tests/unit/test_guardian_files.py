@@ -107,8 +107,9 @@ def test_a_dead_scribe_is_started_again_not_too_often() -> None:
     scribe = Scribe(clock, pipes)
     os.close(pipes.readers[0])
     scribe.status("j.1.0", b"{}", durable=True, released=False)
-    assert not scribe.alive
     assert scribe.full
+    scribe.lost()
+    assert not scribe.alive
     assert not scribe.revive()
     clock.now_ns += RESPAWN_NS
     assert scribe.revive()

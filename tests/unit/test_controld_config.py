@@ -6,7 +6,17 @@ from collections.abc import Mapping
 
 import pytest
 
-from controld.config import Config, LeaseConfig, StoreKind, is_loopback, load_config, parse_address
+from controld.config import (
+    DRIFT_PERCENT,
+    KILL_BUDGET_NS,
+    Config,
+    LeaseConfig,
+    StoreKind,
+    is_loopback,
+    load_config,
+    parse_address,
+)
+from noded.core import lease
 from virialpb.layered import ConfigError, Loaded
 
 
@@ -95,6 +105,10 @@ def test_the_least_fence_after_follows_from_the_other_times() -> None:
     assert line.startswith("lease.fence_after: 4s is too short")
     assert "4s41ms" in line
     assert load(lease__fence_after="4s41ms").value.lease.fence_after_ns == 4_041_000_000
+
+
+def test_both_ends_count_with_the_same_constants() -> None:
+    assert (lease.KILL_BUDGET_NS, lease.RHO_PERCENT) == (KILL_BUDGET_NS, DRIFT_PERCENT)
 
 
 def test_a_node_is_not_suspect_before_it_could_have_come_back() -> None:

@@ -1,7 +1,7 @@
 """The embedded store: SQLite in one data directory, for one controller on one machine.
 
 Every blocking call runs on one thread of its own, so the event loop never waits for a disk, and commits have one
-order. A commit whose caller is cancelled still happens: its outcome is unknown to the caller, never half of it.
+order. A commit whose caller is cancelled happens wholly or not at all: its outcome is unknown to the caller.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ class SqliteStore:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="store")
         try:
             await self._submit(self._open)
-        except BaseException:
+        except BaseException:  # also cancelled, while the thread goes on opening: what it gets is given back
+            self._thread.submit(self._close)
             self._stop_thread()
             raise
 
@@ -108,12 +109,12 @@ class SqliteStore:
         return self._database
 
     async def _run(self, work: Callable[[Database], T], *, wake: bool = False) -> T:
-        """On the thread, whole even where the caller is cancelled."""
+        """On the thread. The wake comes at the end, or at a cancellation: who looks then waits for the thread anyway."""
         self._opened()
         result = self._submit(lambda: work(self._opened()))
         if wake:
             result.add_done_callback(lambda _: self._wake())
-        return await asyncio.shield(result)
+        return await result
 
     def _submit(self, work: Callable[[], T]) -> asyncio.Future[T]:
         return asyncio.get_running_loop().run_in_executor(self._thread, work)

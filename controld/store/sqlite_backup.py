@@ -35,7 +35,6 @@ def install(path: Path, backup: Path) -> None:
     with sqlite_file.new_file(staged) as partial:
         _copy(backup, partial)
         sqlite_db.begin_history(partial, history)
-    sqlite_file.write_history(path, history)  # before anything of it can be used
     sqlite_file.set_aside(path)
     staged.replace(path)
     sqlite_file.sync(path.parent)

@@ -77,6 +77,18 @@ class TestWatch:
         revision = await store.commit(leader, 1, [put("x"), delete("never-there")])
         assert await anext(watch) == Commit(revision, (put("x"),))
 
+    async def test_a_cancelled_commit_that_happened_is_seen(self, store: Store) -> None:
+        leader = await store.campaign("a")
+        waiting = asyncio.ensure_future(anext(store.watch(leader.epoch.revision)))
+        await asyncio.sleep(0.01)
+        commit = asyncio.ensure_future(store.commit(leader, 1, [put(f"k/{i}", b"x" * 1000) for i in range(500)]))
+        await asyncio.sleep(0.001)
+        commit.cancel()
+        await asyncio.gather(commit, return_exceptions=True)
+        if not await contents(store):
+            await store.commit(leader, 1, [put("x")])
+        assert (await waiting).revision == (await store.load()).revision
+
     async def test_a_deletion_is_seen(self, store: Store) -> None:
         leader = await store.campaign("a")
         revision = await store.commit(leader, 1, [put("x")])
@@ -199,6 +211,17 @@ class TestBackupAndRestore:
         with pytest.raises(DeposedError):
             await store.barrier(old)
         await store.commit(new, 1, [put("x")])
+
+    async def test_a_leader_in_the_backup_leads_no_more(self, store: Store, tmp_path: Path) -> None:
+        old = await store.campaign("a")
+        await store.commit(old, 1, [put("x")])
+        await store.backup(str(tmp_path / "backup"))
+        await store.restore(str(tmp_path / "backup"))
+        for seq in (1, 2):
+            with pytest.raises(DeposedError):
+                await store.commit(old, seq, [put("x")])
+        with pytest.raises(DeposedError):
+            await store.barrier(old)
 
     async def test_a_watch_from_before_is_ended(self, store: Store, tmp_path: Path) -> None:
         leader = await store.campaign("a")

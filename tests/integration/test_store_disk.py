@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from controld.store.port import OutcomeUnknownError, StorageFullError, StoreClosedError, StoredChange
+from controld.store.port import OutcomeUnknownError, StorageFullError, StoreClosedError, StoredChange, StoreLockedError
 from controld.store.sqlite import SqliteStore
 from tests.support_store import contents, delete, put
 
@@ -329,3 +329,23 @@ async def test_closing_waits_for_what_is_under_way(tmp_path: Path) -> None:
     await store.open()
     assert len(await contents(store)) == 500
     await store.close()
+
+
+async def test_a_cancelled_opening_gives_everything_back(tmp_path: Path) -> None:
+    for turns in range(4):
+        store = SqliteStore(tmp_path)
+        opening = asyncio.ensure_future(store.open())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        opening.cancel()
+        await asyncio.gather(opening, return_exceptions=True)
+        await store.close()
+        again = SqliteStore(tmp_path)
+        for _ in range(500):  # the thread may still be at it
+            try:
+                await again.open()
+                break
+            except StoreLockedError:
+                await asyncio.sleep(0.01)
+        assert (await again.load()).records == ()
+        await again.close()

@@ -150,8 +150,9 @@ def _scalar(value: object) -> str:
 
 def _task(parent: Fields) -> TaskSpec:
     with parent.child("task") as f:
+        before = len(f.errors)
         command = f.values("command", _argument)
-        if not command:
+        if not command and len(f.errors) == before:
             f.error("command", "required field is missing: a list of the program and its arguments")
         env: list[tuple[str, str]] = []
         for key, path, value in f.entries("env"):
@@ -208,7 +209,11 @@ def _checkpoint(parent: Fields) -> CheckpointPolicy:
 
 def _restart(parent: Fields) -> RestartPolicy:
     with parent.child("restart") as f:
+        before = len(f.errors)
         allow = f.values("allow", one_of(RESTART_WAYS)) if f.has("allow") else RESTART_WAYS
+        if not allow and len(f.errors) == before:
+            # On the wire an empty list means the default, all ways: not what its author meant.
+            f.error("allow", "is empty; name at least one way, or set max to 0 for a job that never restarts")
         return RestartPolicy(
             max=f.optional("max", integer(0, 1_000_000), default=3),
             window_ns=f.optional("window", parse_duration_ns, default=3_600_000_000_000),

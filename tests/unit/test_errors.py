@@ -34,7 +34,7 @@ from virialpb.reasons import Reason
 # Exceptions that end inside the process: caught by the room that raises them, or shown by `controld` as it exits.
 INTERNAL = {
     "controld.app.StartError",
-    "controld.service.server.AddressError",
+    "controld.service.address.AddressError",
     "controld.replica.outbox.OutboxFullError",
     "controld.matching.wire.WireError",
     "controld.store.codec_values.FieldError",

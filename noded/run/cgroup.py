@@ -182,22 +182,32 @@ def sweep(places: Places) -> None:
 
 
 def _enable_limits(group: Path) -> bool:
-    """Controllers are given to children only by a group without processes of its own, so when we are alone in
-    ours (a delegated scope), we move one level down."""
+    """Controllers are given to children only by a group without processes of its own. Where ours is ours to manage
+    (we are alone in it, or systemd delegated it), its processes, noded among them, move one level down."""
     parent = group.parent
     wanted = "+memory +cpu"
     try:
         if {"memory", "cpu"} - set((_read(parent / "cgroup.subtree_control") or "").split()):
-            own = str(os.getpid())
-            if (parent / "cgroup.type").exists() and (_read(parent / "cgroup.procs") or "").split() == [own]:
+            inside = _pids(parent)
+            if (parent / "cgroup.type").exists() and (inside == [os.getpid()] or _is_delegated(parent)):
                 leaf = parent / "virial-guardian"
                 leaf.mkdir(exist_ok=True)
-                _write(leaf / "cgroup.procs", own)
+                for pid in inside:
+                    _write(leaf / "cgroup.procs", str(pid))
             _write(parent / "cgroup.subtree_control", wanted)
         _write(group / "cgroup.subtree_control", wanted)
     except OSError:
         return False
     return True
+
+
+def _is_delegated(group: Path) -> bool:
+    """systemd marks a unit with Delegate=yes this way."""
+    for name in ("user.delegate", "trusted.delegate"):
+        with contextlib.suppress(OSError):
+            if os.getxattr(group, name) == b"1":
+                return True
+    return False
 
 
 def _make(path: Path) -> Path | None:

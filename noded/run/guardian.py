@@ -255,7 +255,7 @@ def serve(args: argparse.Namespace, ready: int | None) -> None:
     for signum in (signal.SIGHUP, signal.SIGINT, signal.SIGPIPE):
         signal.signal(signum, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, on_stop)
-    service.note("guardian.started", pid=os.getpid(), fencing=site.fencing, nonce=service.nonce)
+    service.note("guardian.started", pid=os.getpid(), fencing=site.fencing, nonce=service.nonce, places=site.places)
     if ready is not None:
         os.write(ready, b"ready")
         os.close(ready)

@@ -102,6 +102,8 @@ class Launcher:
             return
         go_read, self.go = os.pipe()
         enter_namespaces()
+        # The kernel clears it with some changes of credentials, and a new user namespace is one.
+        die_with_parent(signal.SIGKILL)
         self.init = os.fork()
         if self.init == 0:
             os.close(self.go)

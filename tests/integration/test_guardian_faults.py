@@ -103,6 +103,27 @@ async def test_a_new_guardian_reports_what_the_old_one_lost(world: World) -> Non
     await noded.run(["true"], "n.1.0", device_keys=("gpu0",))
 
 
+async def test_what_outlived_the_old_guardian_is_killed_before_the_new_one_serves() -> None:
+    """The worst case of the weak fence: guardian and launcher die at once, and nobody is left to kill an escapee."""
+    async with new_world("weak") as world:
+        noded = await world.noded()
+        status = await noded.run([PYTHON, "-I", "-S", "-c", ESCAPE], device_keys=("gpu0",))
+        pid = await escapee(world)
+        await noded.client.close()
+        assert status.init_pid is not None
+        launcher = launcher_of(status.init_pid)
+        os.kill(world.guardian_pid, signal.SIGSTOP)
+        os.kill(launcher, signal.SIGKILL)
+        os.kill(world.guardian_pid, signal.SIGKILL)
+        await until(lambda: not alive(launcher) and not alive(world.guardian_pid), "both are gone")
+        assert alive(pid), "the escapee outlives them, or this test shows nothing"
+        second = await world.noded()
+        (left,) = (await second.client.hello()).leftovers
+        assert left.exit is not None
+        assert (left.state, left.exit.reason, left.exit.empty) == (SlotState.EXITED, ExitReason.GUARDIAN_LOST, True)
+        assert not alive(pid)
+
+
 async def test_noded_hears_of_the_loss(world: World) -> None:
     noded = await world.noded()
     os.kill(world.guardian_pid, signal.SIGKILL)

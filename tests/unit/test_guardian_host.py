@@ -56,6 +56,22 @@ def test_v2_alone_in_a_scope_makes_room_for_controllers(tmp_path: Path) -> None:
     assert (tmp_path / "virial.scope/virial-guardian/cgroup.procs").read_text() == str(os.getpid())
 
 
+def test_v2_delegated_moves_all_that_is_in_it(tmp_path: Path) -> None:
+    files = {
+        "cgroup.controllers": "",
+        "virial.scope/cgroup.type": "domain\n",
+        "virial.scope/cgroup.subtree_control": "",
+    }
+    made(tmp_path, {**files, "virial.scope/cgroup.procs": "4190001\n4190002\n"})
+    try:
+        os.setxattr(tmp_path / "virial.scope", "user.delegate", b"1")
+    except OSError:
+        pytest.skip("this file system has no extended attributes")
+    find_places(tmp_path, V2_SELF, "virial-x")
+    # On a real one each write moves one process; here the last one stays to be read.
+    assert (tmp_path / "virial.scope/virial-guardian/cgroup.procs").read_text() == "4190002"
+
+
 def test_v2_shared_with_others_is_left_as_it_is(tmp_path: Path) -> None:
     files = {
         "cgroup.controllers": "",

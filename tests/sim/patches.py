@@ -1,0 +1,29 @@
+"""The few places where real code reaches for the machine by itself; here they reach for the simulated one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from noded.link import bulk as bulk_link
+from noded.link import control as control_link
+from noded.run import control as guardian_control
+from tests.sim.clock import own_boottime_ns
+from tests.sim.streams import open_stream
+
+
+@contextmanager
+def simulated_machine() -> Iterator[None]:
+    places = (
+        (control_link, "open_stream", open_stream),
+        (bulk_link, "open_stream", open_stream),
+        (guardian_control, "boottime_ns", own_boottime_ns),
+    )
+    former = [(module, name, getattr(module, name)) for module, name, _ in places]
+    for module, name, stand_in in places:
+        setattr(module, name, stand_in)
+    try:
+        yield
+    finally:
+        for module, name, real in former:
+            setattr(module, name, real)

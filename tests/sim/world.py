@@ -1,0 +1,206 @@
+"""One seed: the world is built, troubled for ten virtual minutes, healed, and judged."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from dataclasses import dataclass, field, replace
+from random import Random
+from typing import Any
+
+from controld.core.commands import CancelJob, ReleaseHold
+from controld.core.model import Job
+from controld.core.spec import SECOND_NS
+from controld.reconcile.explain import explain
+from controld.replica.settings import LeaderSettings
+from controld.store import memory
+from tests.sim.checkers import Checkers
+from tests.sim.client import IMPOSSIBLE, User
+from tests.sim.controller import ObservedDisk, SimController
+from tests.sim.disk import HostDisk, Tree
+from tests.sim.faults import Faults
+from tests.sim.loop import NOBODY, Process, SimLoop
+from tests.sim.network import Network
+from tests.sim.node import Host
+from tests.sim.task import Collective
+from tests.sim.trace import Trace
+from tests.sim.truth import Truth
+from virialpb.ids import Token
+from virialpb.reasons import Unfit
+
+GIB = 1 << 30
+TROUBLE_S = 600.0
+HEAL_S = 420.0
+SETTLE_S = 40.0
+COMMANDS = 64
+USERS = 3
+FAULTS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How much of everything; smaller ones make quicker tests."""
+
+    trouble_s: float = TROUBLE_S
+    commands: int = COMMANDS
+    faults: int = FAULTS
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    seed: int
+    violations: tuple[tuple[str, str], ...]
+    digest: str
+    commands: int
+    faults: int
+    virtual_s: float
+    counts: dict[str, int] = field(default_factory=dict[str, int])
+    lines: tuple[str, ...] = ()
+
+
+class World:
+    def __init__(self, seed: int, shape: Shape, *, keep_log: bool = False) -> None:
+        self.seed = seed
+        self.shape = shape
+        self.loop = SimLoop()
+        self.loop.outlives.add(memory._unheard)
+        self.trace = Trace(self.loop, keep=keep_log)
+        self.checkers = Checkers(self)
+        self.truth = Truth(self.checkers.accuse, lambda: self.loop.now_ns)
+        self.network = Network(self.loop, self.rng("network"))
+        self.shared = Tree()
+        self.disk = ObservedDisk()
+        self.disk.on_commit = self.checkers.committed
+        self.processes: list[Process] = []
+        self.commands = 0
+        self.faults = Faults(self)
+        self.hosts: dict[str, Host] = {}
+        self._collectives: dict[Token, Collective] = {}
+        self._tasks: list[asyncio.Task[Any]] = []
+        settings = _settings()
+        self.addresses = ("c0", "c1")
+        self.controllers = [SimController(self, address, self.disk, settings) for address in self.addresses]
+        shape_rng = self.rng("shape")
+        for number in range(shape_rng.choice((4, 5, 5))):
+            uid = f"{shape_rng.getrandbits(64):016x}"
+            cpu_millis = shape_rng.choice((4000, 4000, 6000))
+            self.add_host(f"n{number}", HostDisk(uid), cpu_millis=cpu_millis, devices=shape_rng.choice((2, 2, 4)))
+
+    def rng(self, purpose: str) -> Random:
+        """Randomness of its own for each purpose, so that more of one thing does not change another."""
+        return Random(f"{self.seed}/{purpose}")
+
+    def add_host(self, name: str, disk: HostDisk, *, cpu_millis: int, devices: int) -> Host:
+        host = Host(self, name, disk, cpu_millis=cpu_millis, memory_bytes=64 * GIB, devices=devices)
+        self.hosts[name] = host
+        return host
+
+    def collective(self, token: Token, world_size: int) -> Collective:
+        return self._collectives.setdefault(token, Collective(world_size))
+
+    def start(self, work: Coroutine[Any, Any, Any]) -> None:
+        """Something that belongs to no process: a user, a fault."""
+        self._tasks.append(self.loop.create_task(work, context=NOBODY.copy()))
+
+    # -- one run
+
+    def run(self) -> Result:
+        failure = ""
+        try:
+            self.loop.run_until_complete(self._main())
+        except Exception as error:
+            failure = repr(error)
+        if failure:
+            self.checkers.accuse("unexpected", f"the world ended: {failure}")
+        for process in self.processes:
+            for broken in process.broken:
+                self.checkers.accuse("unexpected", broken)
+        for task in self._tasks:
+            if task.done() and not task.cancelled() and (error := task.exception()) is not None:
+                self.checkers.accuse("unexpected", f"a user or fault: {error!r}")
+        for complaint in self.loop.complaints:
+            self.checkers.accuse("unexpected", complaint)
+        result = Result(
+            self.seed,
+            tuple(self.checkers.violations),
+            self.trace.digest(),
+            self.commands,
+            self.faults.count,
+            self.loop.time(),
+            dict(self.trace.counts) | {"commits": self.checkers.commits, "ranks": self.truth.started},
+            tuple(self.trace.lines),
+        )
+        self.loop.tear_down()
+        return result
+
+    async def _main(self) -> None:
+        self.controllers[0].wanted = True
+        self.controllers[0].start()
+        for host in self.hosts.values():
+            self.loop.after(self.rng(f"boot/{host.name}").uniform(0, 3), host.start_noded)
+        share = self.shape.commands // USERS + 1
+        users = [User(self, f"u{number}", share, self.shape.trouble_s * 0.95) for number in range(USERS)]
+        for user in users:
+            self.start(user.run())
+        self.faults.schedule()
+        while self.loop.time() < self.shape.trouble_s:
+            await asyncio.sleep(5.0)
+            self._ask_why()
+        self.trace.note("heal")
+        await self.faults.heal()
+        admin = User(self, "admin", 0, 0)
+        for host in self.hosts.values():
+            await self._release_holds(admin, host)
+        await self._until_quiet()
+        self.checkers.quiet(self._feasible)
+        for job in list(self.checkers.state.jobs.values()):
+            if not job.state.ended:
+                await admin.ask(CancelJob(admin.next_id(), job.id))
+        await asyncio.sleep(SETTLE_S)
+        self.checkers.books()
+
+    def _ask_why(self) -> None:
+        for controller in self.controllers:
+            process = controller.process
+            if controller.leading and process is not None and process.running and controller.leader is not None:
+                self.checkers.explained(controller.leader)
+
+    async def _release_holds(self, admin: User, host: Host) -> None:
+        node = next((n for n in self.checkers.state.nodes.values() if n.uid == host.disk.node_uid), None)
+        for hold in () if node is None else node.holds:
+            assert node is not None
+            await admin.ask(ReleaseHold(admin.next_id(), node.uid, hold.owner, hold.device_key))
+
+    async def _until_quiet(self) -> None:
+        end_s = self.loop.time() + HEAL_S
+        while self.loop.time() < end_s:
+            await asyncio.sleep(5.0)
+            self._ask_why()
+            if all(job.state.ended or not self._feasible(job) for job in self.checkers.state.jobs.values()):
+                return
+
+    def _feasible(self, job: Job) -> bool:
+        """Whether it must run to an end once everyone is well."""
+        if job.spec.name == IMPOSSIBLE:
+            return False
+        for controller in self.controllers:
+            if controller.leading and controller.leader is not None and job.id in controller.leader.state.jobs:
+                reasons = explain(controller.leader.state, controller.leader.view, job.id).reasons
+                return all(reason.reason is not Unfit.NO_RESTORABLE_CHECKPOINT for reason in reasons)
+        return True
+
+
+def _settings() -> LeaderSettings:
+    """The defaults, with sessions and back-offs short enough for the healed world to be judged soon."""
+    settings = LeaderSettings()
+    limits = replace(
+        settings.limits,
+        session_fence_after_ns=30 * SECOND_NS,
+        refusal_back_off_max_ns=30 * SECOND_NS,
+        restart_back_off_max_ns=30 * SECOND_NS,
+    )
+    return replace(settings, limits=limits, pulse_interval_seconds=0.25)
+
+
+def run_seed(seed: int, shape: Shape | None = None, *, keep_log: bool = False) -> Result:
+    return World(seed, shape or Shape(), keep_log=keep_log).run()

@@ -72,7 +72,7 @@ def read_spec(content: bytes, source_name: str, overrides: Mapping[str, object] 
 
 
 def parse_spec(document: object) -> JobSpec:
-    """A JobSpec from what a YAML or JSON loader gives. Raises SpecError."""
+    """A JobSpec from what a YAML or JSON loader gives; its working directory must be absolute. Raises SpecError."""
     errors = ErrorList()
     with Fields(document, "", errors, what="a job specification (a mapping)") as f:
         spec = JobSpec(
@@ -160,7 +160,7 @@ def _task(parent: Fields) -> TaskSpec:
         return TaskSpec(
             command=command,
             env=tuple(sorted(env)),
-            working_directory=f.optional("working_directory", text, default="."),
+            working_directory=f.optional("working_directory", text, default=""),
             user=f.optional("user", text, default=""),
             group=f.optional("group", text, default=""),
             grace_ns=f.optional("grace", _duration_or_zero_ns, default=5_000_000_000),

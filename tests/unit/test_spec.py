@@ -40,7 +40,7 @@ def problems(document: object) -> list[str]:
 def test_the_least_there_can_be_has_every_default() -> None:
     assert parse_spec(MINIMAL) == JobSpec(
         name="a",
-        task=TaskSpec(command=("true",), working_directory="."),
+        task=TaskSpec(command=("true",)),
         resources=Resources(1000, 1 << 30),
     )
 

@@ -17,7 +17,7 @@ class Shell(StrEnum):
 
 
 # The words come from `virial __complete`, which imports nothing but a table.
-_SCRIPTS = {
+SCRIPTS = {
     Shell.BASH: """\
 _virial() {
     local IFS=$'\\n'
@@ -53,4 +53,4 @@ complete -c virial -a '(__virial)'
 )
 def completion(session: Session, shell: Annotated[Shell, typer.Argument(help="Which shell.")]) -> None:
     """Print a script that completes commands at TAB."""
-    print(_SCRIPTS[shell], end="")
+    print(SCRIPTS[shell], end="")

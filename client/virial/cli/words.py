@@ -13,6 +13,9 @@ from virial.cli.human import clean, clock, cpu, named, plural, size
 if TYPE_CHECKING:
     from virial.models import Event, Explanation, JobError, TaskExit, UnfitCount
 
+# A line of a log should stay one; `virial job` shows every seat.
+_SEATS_MAX: Final = 16
+
 # After "N nodes": {numbers} is replaced by what is needed and what is free, where the planner says it.
 _UNFIT_OF_NODES: Final[Mapping[str, str]] = {
     "NOT_LIVE": "not heard from; see whether noded runs there",
@@ -201,11 +204,13 @@ def _job_failed(event: Event) -> str:
 
 
 def _placed(event: Event) -> str:
-    seats = [
-        f"{name.rstrip('0123456789')}{' ' + name[4:] if name.startswith('rank') else ''} on {node}"
-        for name, node in event.details
-        if name.startswith(("rank", "spare"))
-    ]
+    details = dict(event.details)
+    ranks = sorted(int(name[4:]) for name in details if name.startswith("rank") and name[4:].isdecimal())
+    spares = sorted(name for name in details if name.startswith("spare"))
+    seats = [f"rank {rank} on {details[f'rank{rank}']}" for rank in ranks]
+    seats += [f"spare on {details[name]}" for name in spares]
+    if len(seats) > _SEATS_MAX:
+        seats[_SEATS_MAX:] = [f"and {len(seats) - _SEATS_MAX} more"]
     source = (
         f"; from checkpoint step {_number(event, 'restored_step')}" if "restored_step" in dict(event.numbers) else ""
     )

@@ -51,7 +51,7 @@ class FakeClient(SyncClient):
     """Made by `FakeCluster.client`. Every method does what `SyncClient`'s does, and raises the same errors.
 
     A method that waits (`wait_job`, a watch, a followed log) lets virtual time pass meanwhile, and raises
-    StalledError when half an hour of it changes nothing.
+    StalledError when fifteen minutes of it change nothing.
     """
 
     def __init__(self, world: World) -> None:

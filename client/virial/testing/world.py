@@ -32,7 +32,7 @@ STARTED_NS = 1_000 * SECOND_NS
 # Wall clock, for display only: a time in 2026 that no test depends on.
 UNIX_OFFSET_NS = 1_780_000_000 * SECOND_NS
 # Longer than the controller's own time-outs: what has not happened by then will not happen by itself.
-IDLE_NS = 1_800 * SECOND_NS
+IDLE_NS = 900 * SECOND_NS
 
 
 class StalledError(AssertionError):
@@ -90,7 +90,7 @@ class World:
     def wait(self, what: str) -> None:
         """One step on behalf of somebody who waits. Raises StalledError when nothing changes any more."""
         if self.now_ns - self.changed_ns > IDLE_NS:
-            raise StalledError(f"{what}: half a virtual hour passed and nothing changed; make something happen")
+            raise StalledError(f"{what}: fifteen virtual minutes passed and nothing changed; make something happen")
         self.step()
 
     def join(self, agent: FakeAgent) -> None:

@@ -109,7 +109,7 @@ class SqliteStore:
         return self._database
 
     async def _run(self, work: Callable[[Database], T], *, wake: bool = False) -> T:
-        """On the thread. The wake comes at the end, or at a cancellation: who looks then waits for the thread anyway."""
+        """On the thread. Woken at the end or at a cancellation: who looks then waits for the thread anyway."""
         self._opened()
         result = self._submit(lambda: work(self._opened()))
         if wake:

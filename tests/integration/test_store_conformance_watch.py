@@ -158,6 +158,7 @@ class TestCompaction:
         later = await store.commit(leader, 6, [put("x", b"6")])
         assert (await anext(store.watch(revisions[-1]))).revision == later
 
+    @pytest.mark.row("H2")
     async def test_it_outlives_the_handle(self, kind: Kind) -> None:
         first = kind.make()
         await first.open()

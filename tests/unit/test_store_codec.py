@@ -50,6 +50,7 @@ def test_no_field_is_forgotten(kind: type[Record]) -> None:
     assert codec.decode(keys.of(record), codec.encode(record)) == record
 
 
+@pytest.mark.row("H3", defect="forgotten_field")
 @pytest.mark.parametrize("kind", RECORDS, ids=lambda kind: kind.__name__)
 def test_each_forgotten_field_would_be_seen(kind: type[Record]) -> None:
     """The test above can fail: clearing any stored field changes what is read, or makes it unreadable."""
@@ -134,6 +135,7 @@ def test_every_closed_set_was_walked() -> None:
     assert len(CLOSED_SETS) >= 15
 
 
+@pytest.mark.row("H3")
 def test_what_was_not_yet_there_reads_as_the_default_of_the_model() -> None:
     spec = JobSpec(name="", gang=GangSpec(ranks=0), resources=Resources(0, 0), task=TaskSpec(command=()))
     assert codec.decode("jobs/a", pb.Job(id="a", state="PENDING", spec=pb.JobSpec()).SerializeToString()) == Job(

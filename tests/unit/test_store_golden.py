@@ -240,6 +240,7 @@ CLOSED_SETS: tuple[type[StrEnum], ...] = (
 )
 
 
+@pytest.mark.row("H3")
 @pytest.mark.parametrize("name", EXPECTED)
 def test_what_version_1_stored_loads(name: str) -> None:
     record = EXPECTED[name]

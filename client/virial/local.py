@@ -131,7 +131,13 @@ class LocalCluster:
             command = [setpriv, "--pdeathsig", "TERM", *command]
         with (self.directory / f"{part.name}.log").open("ab") as log:
             part.process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                # A task's `python3` is then the one that runs this cluster, with what is installed beside it.
+                env={**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}"},
             )
 
     def _wait_for_ports(self, part: Part) -> dict[str, object]:

@@ -155,19 +155,19 @@ async def test_launcher_stopped_does_not_save_the_task(world: World) -> None:
 
 async def test_noded_away_the_guardian_keeps_the_deadline(world: World) -> None:
     noded = await world.noded()
-    status = await noded.run(["sleep", "1000"], deadline_ns=now_ns() + 400_000_000)
+    status = await noded.run_leased(["sleep", "1000"], 400)
     await noded.client.close()
     await until(lambda: not alive(status.pid or 0), "the task is killed without noded")
     assert now_ns() >= status.deadline_ns
     back = await world.noded(spawn=False)
-    assert (await back.ended("j.1.0")).reason is ExitReason.LEASE_EXPIRED
+    assert (await back.ended(status.slot)).reason is ExitReason.LEASE_EXPIRED
 
 
 async def test_a_stopped_guardian_kills_before_it_serves(world: World) -> None:
     """SIGSTOP longer than the lease. Meanwhile the launcher keeps the deadline; on CONT no report of the task counts,
     though one lies in the guardian's socket, sent while the lease was valid."""
     noded = await world.noded()
-    status = await noded.run(["sleep", "1000"], deadline_ns=now_ns() + 1_500_000_000)
+    status = await noded.run_leased(["sleep", "1000"], 2000)
     channel = TaskChannel(world)
     channel.send({"id": 1, "call": "progress", "args": {"step": 1}})
     assert (await channel.receive())["ok"] is True
@@ -177,9 +177,9 @@ async def test_a_stopped_guardian_kills_before_it_serves(world: World) -> None:
     await until(lambda: not alive(status.pid or 0), "the launcher enforces the lease while the guardian cannot")
     assert now_ns() >= status.deadline_ns
     os.kill(world.guardian_pid, signal.SIGCONT)
-    end = (await noded.exit_of("j.1.0")).exit
+    end = (await noded.exit_of(status.slot)).exit
     assert (end.reason, end.empty) == (ExitReason.LEASE_EXPIRED, True)
-    assert await noded.client.extend({"j.1.0": now_ns() + 10**12}) == {"j.1.0"}
+    assert await noded.client.extend({status.slot: now_ns() + 10**12}) == {status.slot}
     assert [event.progress.step for event in noded.progress()] == [1]
     assert noded.calls() == []
     channel.close()
@@ -187,10 +187,10 @@ async def test_a_stopped_guardian_kills_before_it_serves(world: World) -> None:
 
 async def test_the_guardian_kills_when_its_launcher_cannot(world: World) -> None:
     noded = await world.noded()
-    status = await noded.run(["sleep", "1000"], deadline_ns=now_ns() + 600_000_000)
+    status = await noded.run_leased(["sleep", "1000"], 600)
     assert status.init_pid is not None
     os.kill(launcher_of(status.init_pid), signal.SIGSTOP)
-    end = (await noded.exit_of("j.1.0")).exit
+    end = (await noded.exit_of(status.slot)).exit
     assert (end.reason, end.empty) == (ExitReason.LEASE_EXPIRED, True)
 
 
@@ -315,11 +315,11 @@ async def test_a_hanging_disk_stops_neither_leases_nor_tasks(world: World) -> No
     """The scribe is stopped, as a dead disk would; a task writes far more than all buffers, and leases still end."""
     noded = await world.noded()
     await noded.run(["sh", "-c", "head -c 30000000 /dev/zero; echo done >&2; sleep 1000"], "w.1.0")
-    status = await noded.run(["sleep", "1000"], "l.1.0", deadline_ns=now_ns() + 10**9)
+    status = await noded.run_leased(["sleep", "1000"], 1000)
     scribe = scribe_of(world)
     os.kill(scribe, signal.SIGSTOP)
     try:
-        assert (await noded.exit_of("l.1.0")).exit.reason is ExitReason.LEASE_EXPIRED
+        assert (await noded.exit_of(status.slot)).exit.reason is ExitReason.LEASE_EXPIRED
         assert not alive(status.pid or 0)
         await noded.run(["sh", "-c", "head -c 30000000 /dev/zero; exit 0"], "x.1.0")
         assert (await noded.exit_of("x.1.0")).exit.code == 0, "a task that writes goes on"

@@ -111,23 +111,24 @@ async def test_background_children_end_with_the_task(world: World) -> None:
 
 async def test_the_lease_ends_the_task(world: World) -> None:
     noded = await world.noded()
-    status = await noded.run(["sleep", "1000"], deadline_ns=now_ns() + 300_000_000)
-    end = (await noded.exit_of("j.1.0")).exit
+    status = await noded.run_leased(["sleep", "1000"], 300)
+    end = (await noded.exit_of(status.slot)).exit
     assert (end.reason, end.empty) == (ExitReason.LEASE_EXPIRED, True)
     assert status.pid is not None
     assert not alive(status.pid)
     assert end.at_ns >= status.deadline_ns
-    assert await noded.client.extend({"j.1.0": now_ns() + 10**12}) == {"j.1.0"}
+    assert await noded.client.extend({status.slot: now_ns() + 10**12}) == {status.slot}
 
 
 async def test_an_extended_lease_goes_on(world: World) -> None:
     noded = await world.noded()
-    first = now_ns() + 400_000_000
-    status = await noded.run(["sleep", "1000"], deadline_ns=first)
+    first = now_ns() + 2_000_000_000
+    request = ask(["sleep", "1000"], deadline_ns=first)
+    await noded.client.prepare(request)
     assert await noded.client.extend({"j.1.0": first + 10**12, "no.1.0": first}) == {"no.1.0"}
+    started = await noded.client.start("j.1.0", request.token)
     await until(lambda: now_ns() > first + 300_000_000, "the first deadline is over")
-    assert status.pid is not None
-    assert alive(status.pid)
+    assert alive(started.pid)
 
 
 async def test_prepared_is_reserved_and_given_back(world: World) -> None:

@@ -76,8 +76,8 @@ async def test_the_lease_and_escapees_of_an_ordinary_user(world: World) -> None:
     assert (end.reason, end.empty) == (ExitReason.STOPPED, True)
     assert pids_of(NOBODY) & {status.pid} == set()
     assert [pid for pid in pids_of(NOBODY) if "sleep(1000)" in command(pid)] == []
-    await noded.run(["sleep", "1000"], "k.1.0", deadline_ns=now_ns() + 300_000_000)
-    assert (await noded.exit_of("k.1.0")).exit.reason is ExitReason.LEASE_EXPIRED
+    leased = await noded.run_leased(["sleep", "1000"], 300)
+    assert (await noded.exit_of(leased.slot)).exit.reason is ExitReason.LEASE_EXPIRED
 
 
 async def test_its_death_takes_the_tasks_along(world: World) -> None:

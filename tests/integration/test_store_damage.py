@@ -105,7 +105,6 @@ async def flipped(directory: Path, file: str, first: int = 0) -> list[tuple[int,
         if isinstance(found[-1][1], StoreCorruptError) and file == LOG:
             assert snapshot(copy) == before
         shutil.rmtree(copy)
-    assert sum(isinstance(outcome, StoreCorruptError) for _, outcome in found) > ROUNDS // 10
     return found
 
 

@@ -46,6 +46,7 @@ from noded.core.events import (
 from noded.core.instructions import (
     DropFiles,
     Forget,
+    GuardianRelease,
     Instruction,
     NewSession,
     Redial,
@@ -72,7 +73,7 @@ from noded.core.messages import (
     Welcome,
 )
 from noded.core.slotbook import SlotBook
-from virialpb.ids import NO_EPOCH, Epoch, Incarnation, NodeUid
+from virialpb.ids import NO_EPOCH, Epoch, Incarnation, NodeUid, SlotId
 from virialpb.reasons import StopReason
 
 GUARDIAN_PATIENCE_NS: Final = 3_000_000_000
@@ -107,6 +108,8 @@ class AgentCore:
         self.connected = False
         self.welcomed = False
         self._foreign = False
+        # Slots of former guardians that the hello of this connection told of as gone.
+        self._told_gone: tuple[SlotId, ...] = ()
 
     @property
     def incarnation(self) -> Incarnation | None:
@@ -192,13 +195,14 @@ class AgentCore:
             return [NewSession()]  # no identity yet: the shell connects too early
         self.connected, self.welcomed, self._foreign = True, False, False
         self._beats.heard_ns = now_ns
+        self._told_gone = tuple(self.slots.gone)
         hello = Hello(
             incarnation=self._incarnation,
             facts=self._facts,
             fencing=self._fencing,
             beat=self._beat(now_ns),
             leader_epoch_seen=self.leader.seen,
-            gone_slots=tuple(self.slots.gone),
+            gone_slots=self._told_gone,
         )
         return [SendHello(hello)]
 
@@ -246,7 +250,15 @@ class AgentCore:
         self.welcomed = True
         self._beats.heard_ns = now_ns
         self._beats.set_interval(order.renew_interval_ms)
-        return found + self._ledger.resend(now_ns, all_of_them=True)
+        return found + self._let_go() + self._ledger.resend(now_ns, all_of_them=True)
+
+    def _let_go(self) -> list[Instruction]:
+        """The hello is committed before it is answered, so what it told of as gone needs no guardian any more.
+
+        The controller cannot order this: it may have forgotten the generation, and with it the token.
+        """
+        gone = self.slots.gone
+        return [GuardianRelease(slot, gone[slot]) for slot in self._told_gone if slot in gone]
 
     def _follow(self, order: Order, now_ns: int) -> list[Instruction]:
         match order:

@@ -154,7 +154,7 @@ class SlotBook:
             return []
         if slot.phase is not Phase.READY:
             return []  # running already, or not ready yet: the controller sees which, and says Go again
-        slot.phase = Phase.STARTING
+        slot.phase, slot.may_live = Phase.STARTING, True
         restore = slot.record.restore
         directory = (
             "" if restore is None else restore.directory or self.local_directory(slot.token.job, restore.checkpoint)
@@ -416,8 +416,7 @@ class SlotBook:
         self.changed = True
         for slot in before:
             self._finish(slot.id, slot.token)
-            started = slot.phase in (Phase.STARTING, Phase.RUNNING, Phase.STOPPING, Phase.STUCK)
-            if proof.get(slot.id, not started):
+            if proof.get(slot.id, slot.ended or not slot.may_live):
                 self._gone(slot.id, slot.token)
             elif slot.id not in proof:
                 self._slots[slot.id] = replace(slot, phase=Phase.STUCK)
@@ -444,8 +443,7 @@ class SlotBook:
         """The guardian does not know the slot: a prepare that it refused, then a stop."""
         slot = self._owned(slot_id, token, Phase.READY, Phase.STARTING, Phase.RUNNING, Phase.STOPPING)
         if slot is not None:
-            started = slot.pid != 0
-            slot.phase, slot.exit = Phase.EXITED, TaskExit(ExitReason.GUARDIAN_LOST) if started else STOPPED
+            slot.phase, slot.exit = Phase.EXITED, TaskExit(ExitReason.GUARDIAN_LOST) if slot.may_live else STOPPED
             self.changed = True
         return []
 

@@ -79,6 +79,8 @@ class Slot:
     """A prepare was sent, so the guardian may hold something until it confirms a release."""
     stop_grace_ms: int = 0
     stop_reason: str = ""
+    may_live: bool = False
+    """A start was asked for, so processes of it may exist until they are seen gone."""
     release_wanted: bool = False
     releases_failed: int = 0
     release_at_ns: int = field(default=0)
@@ -154,6 +156,7 @@ def adopted(held: GuardianSlot, record: SlotRecord | None) -> Slot:
         exit=held.exit,
         progress=held.progress,
         in_guardian=True,
+        may_live=held.pid != 0,
     )
 
 

@@ -8,7 +8,7 @@ import os
 import signal
 import socket
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -43,6 +43,7 @@ class Site:
     allow_root: bool
     open_files: int
     """The soft limit tasks get: the one the guardian was started with, before it raised its own."""
+    finder: procs.Finder = field(default_factory=procs.Finder)
 
     @property
     def weak(self) -> bool:
@@ -88,13 +89,18 @@ def hold_port(address: str) -> socket.socket:
     return sock
 
 
+def search_path() -> str:
+    """Where this node's agent finds programs, so that an operator sets it for agent and tasks in one place."""
+    return os.environ.get("PATH") or PATH_DEFAULT
+
+
 def task_environment(
     who: JsonObject, socket_path: str, injected: dict[str, str], user: dict[str, str]
 ) -> dict[str, str]:
-    """What a task sees. Nothing of the guardian's own environment: a device variable there would show devices that were
-    not granted (H10). What the user set wins over what is injected (H14)."""
+    """What a task sees. Of the guardian's own environment only the search path: a device variable there would show
+    devices that were not granted (H10). What the user set wins over what is injected (H14)."""
     base = {
-        "PATH": PATH_DEFAULT,
+        "PATH": search_path(),
         "HOME": who["home"],
         "USER": who["name"],
         "LOGNAME": who["name"],
@@ -120,6 +126,7 @@ class Runner:
         self.born_ns = now_ns
         self.killed_at_ns: int | None = None
         self.kill_again_ns = 0
+        self._reaped_ns = now_ns
         self._held: socket.socket | None = None
         self._init_pidfd: int | None = None
         self._task_pidfd: int | None = None
@@ -169,7 +176,7 @@ class Runner:
                 "user": spec.user,
                 "group": spec.group,
                 "allow_root": self.site.allow_root,
-                "path": spec.env.get("PATH", PATH_DEFAULT),
+                "path": spec.env.get("PATH", search_path()),
                 "mode": "weak" if self.site.weak else "pidns",
                 "guardian_pid": os.getpid(),
                 "cgroup_procs": self._cgroup.procs,
@@ -224,19 +231,25 @@ class Runner:
         late = now_ns - self.killed_at_ns >= LAUNCHER_PATIENCE_NS
         if self.site.weak:
             self._tell({"op": "kill"})
-            for pid in procs.strays(self.mark, self.launcher_pid):
+            for pid in self.site.finder.look(0, now_ns).strays(self.mark, self.launcher_pid):
                 procs.kill(pid)
         if self.launcher_pid is not None and (late or (self.init_pid is None and not self.site.weak)):
             # Its death kills an init whose pid we were never told (PDEATHSIG, and no "go" without telling us).
             procs.kill(self.launcher_pid)
 
-    def empty(self) -> bool:
+    def note_reaped(self, now_ns: int) -> None:
+        """The launcher is gone."""
+        self.launcher_pid = None
+        self._reaped_ns = now_ns
+
+    def empty(self, now_ns: int) -> bool:
         """True once it is proven that nothing is left. The launcher must have been reaped by the guardian's loop."""
         if self.launcher_pid is not None or not self._cgroup.empty():
             return False
         if self._init_pidfd is not None and not procs.has_exited(self._init_pidfd):
             return False
-        return not self.site.weak or not procs.strays(self.mark, None)
+        # Who was not there after the launcher had gone has nobody left to fork it.
+        return not self.site.weak or not self.site.finder.look(self._reaped_ns, now_ns).strays(self.mark, None)
 
     def oom(self) -> bool:
         return self._cgroup.oom_kills() > 0

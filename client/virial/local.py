@@ -109,6 +109,8 @@ class LocalCluster:
         self.controller.argv = argv
         self._spawn(self.controller)
         self.address = str(self._wait_for_ports(self.controller)["grpc_address"])
+        # Agents and clients know it by this address: started again, it must listen there and not on another free port.
+        argv[argv.index("--listen") + 1] = self.address
 
     def _start_node(self, name: str, options: NodeOptions) -> None:
         data_dir = self.directory / name

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Final, TextIO, cast
+from typing import TYPE_CHECKING, Any, Final, Protocol, TextIO, cast
 
 from virial.cli.human import clean
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
 # Fields of models that are pairs, and read as a mapping.
-_MAPPINGS: Final = frozenset({"env", "labels", "numbers", "details", "attributes", "capacity", "jobs_by_state"})
+MAPPINGS: Final = frozenset({"env", "labels", "numbers", "details", "attributes", "capacity", "jobs_by_state"})
 # Only states are coloured: the eye should find what is wrong.
 STATE_COLOURS: Final[Mapping[str, str]] = {
     "RUNNING": "green",
@@ -67,19 +67,23 @@ def document(value: object) -> object:
 
 
 def _field(name: str, value: object) -> object:
-    if name in _MAPPINGS:
+    if name in MAPPINGS:
         return {key: document(item) for key, item in cast("Iterable[tuple[str, object]]", value)}
     return document(value)
 
 
-def terminal(stream: TextIO) -> bool:
+class Stream(Protocol):
+    def isatty(self) -> bool: ...
+
+
+def terminal(stream: Stream) -> bool:
     try:
         return stream.isatty()
     except ValueError:  # already closed
         return False
 
 
-def coloured(stream: TextIO) -> bool:
+def coloured(stream: Stream) -> bool:
     """Colours only on a terminal that has them, and not where NO_COLOR is set (no-color.org)."""
     return terminal(stream) and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 

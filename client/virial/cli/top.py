@@ -34,8 +34,7 @@ def top(
     with session.client() as client:
         if not printer.for_people:
             while True:
-                status, nodes, jobs, events = _look(client)
-                view = {"status": document(status), "nodes": document(nodes), "jobs": document(jobs), "events": events}
+                view = dict(zip(("status", "nodes", "jobs", "events"), map(document, _look(client)), strict=True))
                 if once:
                     printer.value(view)
                     return

@@ -40,7 +40,7 @@ class NodeMetrics(Collector):
         core, now_ns = self._core, self._clock()
         renewed_ns = core.lease.renewed_ns
         age_seconds = float("inf") if renewed_ns is None else (now_ns - renewed_ns) / NS_PER_SECOND
-        states = Counter(status.state for status in core.slots.statuses(now_ns))
+        states = Counter(slot.status(now_ns).state for slot in core.slots.all())
         yield _gauge("guardian_up", "1 while the guardian answers.", float(core.guardian_ok))
         yield _gauge("session_up", "1 while a controller has welcomed this node.", float(core.welcomed))
         yield _gauge("renewal_age_seconds", "Since the last acknowledged renewal was sent.", age_seconds)

@@ -36,12 +36,12 @@ from noded.core.messages import (
     SaveNow,
     SlotOrder,
     SlotRecord,
-    SlotStatus,
     Stop,
     TaskExit,
 )
 from noded.core.slots import STOPPED, Phase, Slot, adopted, record_of, token_order
-from virialpb.ids import CheckpointId, JobId, SlotId, Token
+from noded.core.slottable import SlotTable
+from virialpb.ids import CheckpointId, SlotId, Token
 from virialpb.reasons import ExitReason, PrepareFailure, StopReason
 
 REMEMBERED_MAX: Final = 4096
@@ -54,34 +54,16 @@ RELEASE_RETRY_NS_MAX: Final = 10_000 * NS_PER_MS
 RUNTIMES: Final = ("", "process")
 
 
-class SlotBook:
-    """Invariant: a slot id has one token at a time; a slot leaves only by a release that the guardian confirmed."""
+class SlotBook(SlotTable):
+    """The slots, and what to do about them."""
 
     def __init__(self, lease: LeaseClock, counters: Counter[str], *, node_name: str, local_tier: str) -> None:
+        super().__init__(counters)
         self._lease = lease
-        self._counters = counters
         self._node_name = node_name
         self._local_tier = local_tier
-        self._slots: dict[SlotId, Slot] = {}
-        self._newest: dict[JobId, Token] = {}
-        self._finished: dict[SlotId, Token] = {}
         self.devices: dict[str, Device] | None = None
         """None until the inventory was read once: nothing is prepared before that (nomad#9473)."""
-        self.gone: dict[SlotId, Token] = {}
-        """Slots of former incarnations whose processes are proven gone, until the controller has released them."""
-        self.changed = False
-        """A slot is shown differently than in the last beat."""
-
-    # -- reading
-
-    def get(self, slot: SlotId) -> Slot | None:
-        return self._slots.get(slot)
-
-    def all(self) -> tuple[Slot, ...]:
-        return tuple(self._slots.values())
-
-    def statuses(self, now_ns: int) -> tuple[SlotStatus, ...]:
-        return tuple(slot.status(now_ns) for slot in self._slots.values())
 
     def local_directory(self, job: str, checkpoint: CheckpointId) -> str:
         return f"{self._local_tier}/{job}/{checkpoint}"
@@ -434,11 +416,6 @@ class SlotBook:
         self._see(seen.token)
         self.changed = True
 
-    def _gone(self, slot: SlotId, token: Token) -> None:
-        self.gone[slot] = token
-        if len(self.gone) > GONE_MAX:
-            del self.gone[next(iter(self.gone))]
-
     def absent(self, slot_id: SlotId, token: Token) -> list[Instruction]:
         """The guardian does not know the slot: a prepare that it refused, then a stop."""
         slot = self._owned(slot_id, token, Phase.READY, Phase.STARTING, Phase.RUNNING, Phase.STOPPING)
@@ -479,31 +456,3 @@ class SlotBook:
             slot.releases_failed += 1
             slot.release_at_ns = now_ns + wait_ns
         return []
-
-    def _forget(self, slot: Slot) -> list[Instruction]:
-        del self._slots[slot.id]
-        self._finish(slot.id, slot.token)
-        self.changed = True
-        return [Forget(slot.id)] if slot.in_guardian else []
-
-    # -- helpers
-
-    def _owned(self, slot_id: SlotId, token: Token, *phases: Phase) -> Slot | None:
-        slot = self._slots.get(slot_id)
-        if slot is None or slot.token != token:
-            self._counters["late_outcome"] += 1
-            return None
-        return slot if slot.phase in phases else None
-
-    def _see(self, token: Token) -> None:
-        newest = self._newest.pop(token.job, token)
-        self._newest[token.job] = max(newest, token, key=token_order)
-        if len(self._newest) > REMEMBERED_MAX:
-            del self._newest[next(iter(self._newest))]
-
-    def _finish(self, slot: SlotId, token: Token) -> None:
-        self._see(token)
-        self._finished.pop(slot, None)
-        self._finished[slot] = token
-        if len(self._finished) > REMEMBERED_MAX:
-            del self._finished[next(iter(self._finished))]

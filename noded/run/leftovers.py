@@ -38,7 +38,7 @@ class Leftover:
             return True
         cgroup = Cgroup(self.site.places, self.status.slot)
         alive = [pid for pid in self._pids() if pid is not None]
-        alive += procs.strays(f"{self.site.mark}/{self.status.slot}", None)
+        alive += procs.take_snapshot().strays(f"{self.site.mark}/{self.status.slot}", None)
         for pid in alive:
             procs.kill(pid)
         cgroup.kill()

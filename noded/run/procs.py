@@ -15,6 +15,9 @@ MARK: Final = "VIRIAL_GUARD"
 """Variable in every task's environment whose value names its data directory and slot: how strays are found again."""
 
 
+FRESH_NS: Final = 20_000_000
+
+
 @dataclass(frozen=True, slots=True)
 class Process:
     pid: int
@@ -44,26 +47,52 @@ def all_processes(procroot: Path = PROC) -> list[Process]:
     return [process for process in found if process is not None]
 
 
-def strays(mark: str, ancestor: int | None, procroot: Path = PROC) -> list[int]:
-    """Pids that descend from `ancestor` (itself left out) or carry the mark; no zombies, which hold nothing.
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """All processes of one moment, without zombies, which hold nothing."""
 
-    Best effort: a task may wipe its environment after it left its session."""
-    processes = [process for process in all_processes(procroot) if not process.zombie]
-    found: set[int] = set() if ancestor is None else {ancestor}
-    grew = ancestor is not None
-    while grew:
-        more = {process.pid for process in processes if process.ppid in found} - found
-        found |= more
-        grew = bool(more)
-    found.discard(ancestor or 0)
-    wanted = f"{MARK}={mark}".encode()
+    at_ns: int
+    processes: tuple[Process, ...]
+    marks: dict[int, str]
+    """pid -> its mark. Best effort: a task may wipe its environment after it left its session."""
+
+    def strays(self, mark: str, ancestor: int | None) -> list[int]:
+        """Pids that descend from `ancestor` (itself left out) or carry the mark."""
+        found: set[int] = set() if ancestor is None else {ancestor}
+        grew = ancestor is not None
+        while grew:
+            more = {process.pid for process in self.processes if process.ppid in found} - found
+            found |= more
+            grew = bool(more)
+        found.discard(ancestor or 0)
+        found |= {pid for pid, own in self.marks.items() if own == mark and pid != ancestor}
+        return sorted(found)
+
+
+def take_snapshot(now_ns: int = 0, procroot: Path = PROC) -> Snapshot:
+    processes = tuple(process for process in all_processes(procroot) if not process.zombie)
+    marks: dict[int, str] = {}
+    name = f"{MARK}=".encode()
     for process in processes:
-        if process.pid not in found and process.pid not in (os.getpid(), ancestor):
+        if process.pid != os.getpid():
             with contextlib.suppress(OSError):
-                environment = (procroot / str(process.pid) / "environ").read_bytes()
-                if wanted in environment.split(b"\0"):
-                    found.add(process.pid)
-    return sorted(found)
+                for variable in (procroot / str(process.pid) / "environ").read_bytes().split(b"\0"):
+                    if variable.startswith(name):
+                        marks[process.pid] = variable[len(name) :].decode("utf-8", "replace")
+    return Snapshot(now_ns, processes, marks)
+
+
+class Finder:
+    """Snapshots shared by all slots that are looked at in one moment: reading all of /proc takes milliseconds."""
+
+    def __init__(self) -> None:
+        self._last: Snapshot | None = None
+
+    def look(self, since_ns: int, now_ns: int) -> Snapshot:
+        """A snapshot begun at `since_ns` or later, and not older than FRESH_NS."""
+        if self._last is None or self._last.at_ns < max(since_ns, now_ns - FRESH_NS):
+            self._last = take_snapshot(now_ns)
+        return self._last
 
 
 def kill(pid: int) -> None:

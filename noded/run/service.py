@@ -338,7 +338,7 @@ class Service:
             for slot_id, runner in list(self.runners.items()):
                 if runner.launcher_pid == pid:
                     self._on_launcher(slot_id, runner)
-                    runner.launcher_pid = None
+                    runner.note_reaped(boottime_ns())
                     self._ended(slot_id, runner, Outcome(signal=int(signal.SIGKILL)))
 
     def _look_at_killed(self) -> None:
@@ -348,7 +348,7 @@ class Service:
             if slot is None or slot.phase is Phase.EXITED:
                 continue
             if runner.killed_at_ns is not None:
-                if runner.empty():
+                if runner.empty(now_ns):
                     self.act(self.table.emptied(slot_id, now_ns))
                 elif now_ns >= runner.kill_again_ns:
                     runner.kill(now_ns)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import hashlib
 import json
 import os
@@ -36,6 +37,17 @@ def now_ns() -> int:
 def alive(pid: int) -> bool:
     process = procs.read_process(pid)
     return process is not None and not process.zombie
+
+
+def unlocked(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return True
+    except BlockingIOError:
+        return False
+    return True
 
 
 def mark_of(world: World) -> str:
@@ -115,6 +127,7 @@ class World:
                 os.kill(pid, signal.SIGCONT)
                 os.kill(pid, signal.SIGKILL)
                 await until(lambda: not alive(pid), "guardian killed")
+        await until(lambda: unlocked(self.data_dir / "guardian.lock"), "its scribe has written the last lines")
         remove_groups(self)
         shutil.rmtree(self.base, ignore_errors=True)
 

@@ -42,7 +42,7 @@ def launcher_of(init_pid: int) -> int:
 async def escapee(world: World, slot: str = "j.1.0") -> int:
     """The host's pid of a process that left the task's session and process tree."""
     await until(lambda: "ready" in world.log(slot) and "escaped" in world.log(slot), "the task forked away")
-    found = [pid for pid in procs.strays(f"{mark_of(world)}/{slot}", None) if _is_orphan(pid)]
+    found = [pid for pid in procs.take_snapshot().strays(f"{mark_of(world)}/{slot}", None) if _is_orphan(pid)]
     assert len(found) == 1
     return found[0]
 
@@ -333,7 +333,7 @@ async def test_many_escapees_die_at_once(world: World) -> None:
         "if os.fork() == 0:\n    os.setsid()", "if os.fork() == 0:\n    os.setsid()\n    [os.fork() for _ in range(6)]"
     )
     await noded.run([PYTHON, "-I", "-S", "-c", many])
-    await until(lambda: len(procs.strays(f"{mark_of(world)}/j.1.0", None)) > 60, "they are many")
+    await until(lambda: len(procs.take_snapshot().strays(f"{mark_of(world)}/j.1.0", None)) > 60, "they are many")
     await noded.client.stop("j.1.0", 0, "test")
     assert (await noded.exit_of("j.1.0")).exit.empty
-    assert procs.strays(f"{mark_of(world)}/j.1.0", None) == []
+    assert procs.take_snapshot().strays(f"{mark_of(world)}/j.1.0", None) == []

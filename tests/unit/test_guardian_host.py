@@ -169,9 +169,19 @@ def test_processes_are_read_whatever_their_name(proc: Path) -> None:
 
 
 def test_strays_are_descendants_and_those_with_the_mark(proc: Path) -> None:
-    assert procs.strays("m/j.1.0", 10, proc) == [11, 12, 20]
-    assert procs.strays("m/j.1.0", None, proc) == [20]
-    assert procs.strays("m/other", None, proc) == []
+    snapshot = procs.take_snapshot(7, proc)
+    assert snapshot.strays("m/j.1.0", 10) == [11, 12, 20]
+    assert snapshot.strays("m/j.1.0", None) == [20]
+    assert snapshot.strays("m/other", None) == []
+
+
+def test_a_snapshot_is_shared_only_while_it_proves_something() -> None:
+    finder = procs.Finder()
+    first = finder.look(0, 1000)
+    assert finder.look(1000, 1000 + procs.FRESH_NS) is first
+    assert finder.look(0, 1001 + procs.FRESH_NS) is not first, "too old"
+    second = finder.look(0, 5 * procs.FRESH_NS)
+    assert finder.look(5 * procs.FRESH_NS + 1, 5 * procs.FRESH_NS + 1) is not second, "taken before what it is to prove"
 
 
 def test_a_pidfd_is_only_of_the_process_that_was_meant() -> None:

@@ -267,7 +267,7 @@ class Checkers:
         for host in self._world.hosts.values():
             guardian, core = host.guardian, host.core
             if host.powered and guardian is not None and guardian.table.all():
-                self.accuse("books", f"the guardian of {host.name} keeps {[s.id for s in guardian.table.all()]}")
+                self.accuse("books", f"the guardian of {host.name} keeps {[(s.id, s.phase.name, s.leftover) for s in guardian.table.all()]}")
             if host.powered and core is not None and core.slots.all():
                 self.accuse("books", f"noded of {host.name} keeps {[(s.id, s.phase.name) for s in core.slots.all()]}")
 

@@ -109,9 +109,9 @@ class User:
         rng = self.rng
         impossible = rng.random() < 0.04
         ranks = rng.choice((1, 1, 2, 2, 3)) if not impossible else len(self.world.hosts) + 1
-        step_ms = rng.choice((300, 700, 1500))
-        steps = max(4, int(rng.uniform(6, 60) * 1000 / step_ms))
-        program = Program(steps, step_ms, rng.choice((3, 5, 10)))
+        step_ms = rng.choice((1000, 2000, 4000))
+        steps = max(4, int(rng.uniform(8, 70) * 1000 / step_ms))
+        program = Program(steps, step_ms, rng.choice((2, 4, 8)))
         if rng.random() < 0.1:
             crash = rng.randrange(1, steps)
             program = Program(steps, step_ms, program.save_every, crash, rng.choice((1, 2, 9)))

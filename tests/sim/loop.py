@@ -113,6 +113,9 @@ class SimLoop(asyncio.BaseEventLoop):
         super().__init__()
         self._now = 0.0
         self._spins = 0
+        # The number keeps timers of one moment in the order in which they were set.
+        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
+        self._timers_made = 0
         self._buried: set[asyncio.Task[Any]] = set()
         self.complaints: list[str] = []
         # Callbacks that their process's death does not stop, such as a request on its way.
@@ -134,6 +137,14 @@ class SimLoop(asyncio.BaseEventLoop):
         late = delay * TIMER_LATE + TIMER_LATE_S if delay > 0 else 0.0
         return self.call_at(self._now + late, callback, *args, context=context)
 
+    def call_at(
+        self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        handle = asyncio.TimerHandle(when, callback, args, self, context)
+        self._timers_made += 1
+        heapq.heappush(self._timers, (when, self._timers_made, handle))
+        return handle
+
     def after(self, delay_s: float, call: Callable[..., object], *args: Any) -> asyncio.TimerHandle:
         """Call it in nobody's context, exactly then."""
         return self.call_at(self._now + delay_s, call, *args, context=NOBODY)
@@ -148,7 +159,7 @@ class SimLoop(asyncio.BaseEventLoop):
     def tear_down(self) -> None:
         """Let go of everything that never ended, without letting it do anything."""
         self._ready.clear()
-        self._scheduled.clear()
+        self._timers.clear()
         for task in self._buried | asyncio.all_tasks(self):
             task._log_destroy_pending = False  # type: ignore[attr-defined]
             coroutine = task.get_coro()
@@ -157,35 +168,33 @@ class SimLoop(asyncio.BaseEventLoop):
                     coroutine.close()
         self._buried.clear()
         self._ready.clear()
-        self._scheduled.clear()
+        self._timers.clear()
         self.close()
 
     # -- what BaseEventLoop asks of a loop
 
     _ready: deque[asyncio.Handle]
-    _scheduled: list[asyncio.TimerHandle]
 
     def _run_once(self) -> None:
-        ready, scheduled = self._ready, self._scheduled
+        ready, timers = self._ready, self._timers
         if not ready:
-            while scheduled and scheduled[0].cancelled():
-                heapq.heappop(scheduled)._scheduled = False  # type: ignore[attr-defined]
-            if not scheduled:
+            while timers and timers[0][2]._cancelled:  # type: ignore[attr-defined]
+                heapq.heappop(timers)
+            if not timers:
                 raise Deadlock("everything waits and no timer is set")
-            when = scheduled[0].when()
+            when = timers[0][0]
             if when > self._now:
                 self._now, self._spins = when, 0
-        while scheduled and scheduled[0].when() <= self._now:
-            handle = heapq.heappop(scheduled)
-            handle._scheduled = False  # type: ignore[attr-defined]
-            if not handle.cancelled():
-                ready.append(handle)
+        while timers and timers[0][0] <= self._now:
+            timer = heapq.heappop(timers)[2]
+            if not timer._cancelled:  # type: ignore[attr-defined]
+                ready.append(timer)
         self._spins += len(ready)
         if self._spins > SPINS_MAX:
             raise Livelock(f"{self._spins} callbacks at {self._now:.6f} s")
         for _ in range(len(ready)):
             handle = ready.popleft()
-            if handle.cancelled():
+            if handle._cancelled:  # type: ignore[attr-defined]
                 continue
             process = handle._context.get(PROCESS)  # type: ignore[attr-defined]
             if process is None or process.life is Life.RUNNING:

@@ -191,7 +191,7 @@ class World:
 
 
 def _settings() -> LeaderSettings:
-    """The defaults, with sessions and back-offs short enough for the healed world to be judged soon."""
+    """The defaults, but less is kept, and sessions and back-offs are short enough to judge the healed world soon."""
     settings = LeaderSettings()
     limits = replace(
         settings.limits,
@@ -199,7 +199,9 @@ def _settings() -> LeaderSettings:
         refusal_back_off_max_ns=30 * SECOND_NS,
         restart_back_off_max_ns=30 * SECOND_NS,
     )
-    return replace(settings, limits=limits, pulse_interval_seconds=0.25)
+    return replace(
+        settings, limits=limits, pulse_interval_seconds=0.25, ended_jobs_max=3, events_max=50, prune_interval_seconds=10
+    )
 
 
 def run_seed(seed: int, shape: Shape | None = None, *, keep_log: bool = False) -> Result:

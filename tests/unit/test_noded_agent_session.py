@@ -258,6 +258,20 @@ def test_gone_slots_are_told_in_every_hello_until_they_are_released() -> None:
     assert tuple(agent.slots.gone) == ()
 
 
+def test_gone_slots_are_let_go_once_their_hello_is_answered() -> None:
+    """Found by the simulation: nobody released them, so a guardian kept what its forerunners had run for ever."""
+    agent = running()
+    agent.handle(hello(nonce="g2", leftovers=(replace(HELD, state=e.GuardianState.EXITED),)), START)
+    agent.handle(e.Disconnected(), START)
+    agent.handle(e.Connected(), START)
+    assert i.GuardianRelease(SLOT, TOKEN) in agent.handle(order(m.Welcome(1000, "cluster")), START)
+    assert silent(agent.handle(e.ReleaseDone(SLOT, TOKEN), START)) == [i.Forget(SLOT)]
+    agent.handle(e.Disconnected(), START)
+    (said,) = agent.handle(e.Connected(), START)
+    assert isinstance(said, i.SendHello)
+    assert said.hello.gone_slots == ()
+
+
 def test_a_guardian_that_is_met_again_is_asked_again_for_what_was_in_flight() -> None:
     agent = online()
     kept = replace(HELD, deadline_ns=START + LEASE_NS)

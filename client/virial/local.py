@@ -98,6 +98,8 @@ class LocalCluster:
                 name = f"node-{i}"
                 address = controller_for(name) if controller_for is not None else self.address
                 self._start_node(name, NodeOptions(share.cpu_millis, share.memory_bytes, controller=address))
+            for part in self.parts.values():
+                self._wait_for_ports(part)
         except BaseException:
             self.stop()
             raise

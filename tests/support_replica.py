@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import selectors
 from collections.abc import Callable, Coroutine
@@ -47,7 +48,7 @@ class _NoWaiting(selectors.SelectSelector):
         if timeout is None:
             raise AssertionError("deadlock: everything waits and no timer is set")
         self.passed_s += timeout
-        return super().select(0)
+        return []
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
@@ -58,12 +59,21 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self._clock_resolution = 1e-6
         self.steps = 0
         self.kill_at: int | None = None
-        self._left_behind: list[asyncio.Task[Any]] = []
+        self.dead = False
 
     def time(self) -> float:
         return self._no_waiting.passed_s
 
+    def _make_self_pipe(self) -> None:
+        """No thread and no signal wakes this loop, so it needs no descriptor, and a killed one leaves none behind."""
+
+    def _close_self_pipe(self) -> None:
+        return
+
     def call_soon(self, callback: Callable[..., object], *args: Any, context: Context | None = None) -> asyncio.Handle:
+        if self.dead:
+            return asyncio.Handle(callback, args, self, context)
+
         def step(*given: Any) -> None:
             self.steps += 1
             if self.steps == self.kill_at:
@@ -90,23 +100,37 @@ def run(main: Callable[[], Coroutine[Any, Any, T]]) -> T:
 def run_until_killed(main: Callable[[], Coroutine[Any, Any, None]], kill_at: int) -> bool:
     """Run on a fresh loop and kill it at its `kill_at`th step; False when it ended by itself before.
 
-    The dead loop's coroutines are never resumed: they are kept for ever, so that not even garbage collection
-    runs their `finally` blocks.
+    The dead loop's coroutines are not resumed, and kept until the next call, so that not even garbage collection
+    runs their `finally` blocks while a test looks at what they left behind.
     """
+    _bury()
     loop = VirtualLoop()
     loop.kill_at = kill_at
-    loop.set_exception_handler(lambda _loop, _context: None)
     task = loop.create_task(main())
     try:
         loop.run_until_complete(task)
     except Killed:
-        _graveyard.append((loop, task, asyncio.all_tasks(loop)))
+        _dead.append((loop, {task, *asyncio.all_tasks(loop)}))
         return True
     loop.close()
     return False
 
 
-_graveyard: list[object] = []
+_dead: list[tuple[VirtualLoop, set[asyncio.Task[Any]]]] = []
+
+
+def _bury() -> None:
+    """Unwind what was killed, on a loop that carries nothing out, so that its end is heard nowhere."""
+    while _dead:
+        loop, tasks = _dead.pop()
+        loop.dead = True
+        loop.set_exception_handler(lambda _loop, _context: None)
+        for task in tasks:
+            with contextlib.suppress(Exception):
+                coroutine = task.get_coro()
+                assert coroutine is not None
+                coroutine.close()
+        loop.close()
 
 
 class LoopClock:

@@ -21,12 +21,13 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final
 
+import grpc
 import yaml
 
 from noded.collect.model import Inventory, Readings, Roots
 from noded.collect.runner import CollectRunner, aged
 from noded.collect.sweep import collect_inventory, collect_readings
-from noded.config import Machine, NodedConfig, resolved, split_address
+from noded.config import Machine, NodedConfig, TlsConfig, resolved, split_address
 from noded.core import events as e
 from noded.core.agent import AgentCore
 from noded.core.messages import NodeFacts, Sample
@@ -36,6 +37,7 @@ from noded.files import NodeFiles
 from noded.link.bulk import BulkLink, Target
 from noded.link.control import ControlLink
 from noded.link.logfiles import LogFiles
+from noded.link.stream import Dialer
 from noded.logs import LogName, NodeLog
 from noded.metrics import NodeMetrics, serve_metrics
 from noded.run.client import GuardianClient, GuardianUnavailable
@@ -139,8 +141,10 @@ class Agent:
             on_handled=self._handled,
         )
         jitter = random.SystemRandom()
-        self._control = ControlLink(config.controllers, jitter, self._driver.post, log)
+        dialer = Dialer(credentials_of(config.tls))
+        self._control = ControlLink(dialer, config.controllers, jitter, self._driver.post, log)
         self._bulk = BulkLink(
+            dialer,
             LogFiles(files.data_dir / "tasks"),
             worker,
             jitter,
@@ -200,12 +204,15 @@ class Agent:
 
     def _serve_metrics(self) -> None:
         address = split_address(self._config.metrics_listen)
-        host, port = address if address is not None else ("127.0.0.1", 0)
-        try:
-            port = serve_metrics(self._metrics, host, port)
-        except OSError as error:
-            raise CannotStart(f"metrics_listen: cannot listen on {host}:{port}: {error.strerror}") from None
-        self._files.save_ports({"metrics": f"{host}:{port}", "pid": str(os.getpid())})
+        ports = {"pid": str(os.getpid())}
+        if address is not None:
+            host, port = address
+            try:
+                port = serve_metrics(self._metrics, host, port)
+            except OSError as error:
+                raise CannotStart(f"metrics_listen: cannot listen on {host}:{port}: {error.strerror}") from None
+            ports["metrics"] = f"{host}:{port}"
+        self._files.save_ports(ports)
 
     # -- collectors
 
@@ -274,6 +281,20 @@ def own_version() -> str:
         return version("virial")
     except PackageNotFoundError:
         return "unknown"
+
+
+def credentials_of(tls: TlsConfig) -> grpc.ChannelCredentials | None:
+    """Raises CannotStart naming the file that cannot be read."""
+    if tls.ca is None:
+        return None
+    try:
+        return grpc.ssl_channel_credentials(
+            root_certificates=Path(tls.ca).read_bytes(),
+            private_key=None if tls.key is None else Path(tls.key).read_bytes(),
+            certificate_chain=None if tls.certificate is None else Path(tls.certificate).read_bytes(),
+        )
+    except OSError as error:
+        raise CannotStart(f"tls: cannot read {error.filename}: {error.strerror}") from None
 
 
 async def read_machine(config: NodedConfig, worker: Worker) -> Machine:

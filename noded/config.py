@@ -6,6 +6,7 @@ Units: settings that are sizes, CPU or times are written as quantities (`memory 
 from __future__ import annotations
 
 import hashlib
+import ipaddress
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -18,6 +19,7 @@ from virialpb.units import format_bytes, format_cpu_millis
 
 PREFIX: Final = "VIRIAL_NODED"
 PORT: Final = 7700
+OFF: Final = "off"
 _SECOND_NS: Final = 1_000_000_000
 _NAME: Final = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?")
 _UNIX_PATH_BYTES_MAX: Final = 107
@@ -31,6 +33,15 @@ class CollectConfig:
 
     inventory_period_ns: int = field(default=60 * _SECOND_NS, metadata={"unit": "duration_ns", "minimum": _SECOND_NS})
     readings_period_ns: int = field(default=10 * _SECOND_NS, metadata={"unit": "duration_ns", "minimum": _SECOND_NS})
+
+
+@dataclass(frozen=True, slots=True)
+class TlsConfig:
+    """PEM files: the authority that signed the controllers' certificates, and this node's own pair."""
+
+    ca: str | None = None
+    certificate: str | None = None
+    key: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +63,8 @@ class NodedConfig:
     metrics_listen: str = "127.0.0.1:0"
     log_format: str = field(default="auto", metadata={"choices": ("auto", "json", "text")})
     log_level: str = field(default="info", metadata={"choices": ("debug", "info", "warning", "error")})
+    insecure: bool = False
+    tls: TlsConfig = field(default_factory=TlsConfig)
     collect: CollectConfig = field(default_factory=CollectConfig)
 
 
@@ -75,17 +88,58 @@ def _problems(config: NodedConfig) -> list[str]:
         )
     if not config.controllers:
         errors.append("controllers: name at least one, as HOST:PORT")
-    errors += [
-        f"{name}: '{address}' is not HOST:PORT"
-        for name, addresses in (("controllers", config.controllers), ("metrics_listen", (config.metrics_listen,)))
-        for address in addresses
-        if split_address(address) is None
-    ]
+    for name, addresses in (("controllers", config.controllers), ("metrics_listen", (config.metrics_listen,))):
+        errors += [text for address in addresses if (text := _address_problem(config, name, address))]
+    errors += _tls_problems(config.tls)
     for name in ("data_dir", "runtime_dir"):
         path: str = getattr(config, name)
         if path and not path.startswith("/"):
             errors.append(f"{name}: '{path}' is not an absolute path")
     return errors
+
+
+def _address_problem(config: NodedConfig, name: str, address: str) -> str:
+    if address == OFF and name == "metrics_listen":
+        return ""
+    parts = split_address(address)
+    if parts is None:
+        return f"{name}: '{address}' is not HOST:PORT"
+    if config.insecure or is_loopback(parts[0]):
+        return ""
+    if name == "metrics_listen":
+        return (
+            f"{name}: {address} can be reached from other machines; listen on 127.0.0.1 and let a local agent forward"
+            " it, or say --insecure"
+        )
+    if config.tls.ca is None:
+        return (
+            f"{name}: {address} is another machine, and without TLS whoever answers there could run commands on this"
+            " node; set tls.ca, tls.certificate and tls.key, or say --insecure in a network you trust"
+        )
+    return ""
+
+
+def _tls_problems(tls: TlsConfig) -> list[str]:
+    errors: list[str] = []
+    if (tls.certificate is None) != (tls.key is None):
+        missing = "tls.key" if tls.key is None else "tls.certificate"
+        errors.append(f"{missing}: is missing: a certificate and its key come together")
+    if tls.certificate is not None and tls.ca is None:
+        errors.append("tls.ca: is missing: a certificate is shown to controllers over TLS only")
+    for name, path in (("ca", tls.ca), ("certificate", tls.certificate), ("key", tls.key)):
+        if path is not None and not Path(path).is_file():
+            errors.append(f"tls.{name}: {path} is not a file")
+    return errors
+
+
+def is_loopback(host: str) -> bool:
+    """A name other than localhost may lead anywhere, so it does not count."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def split_address(address: str) -> tuple[str, int] | None:

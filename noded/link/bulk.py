@@ -25,7 +25,7 @@ from noded.link.convert import (
     log_chunk_to_proto,
 )
 from noded.link.logfiles import STREAMS, LogFiles
-from noded.link.stream import DialFailed, Stream, open_stream, why
+from noded.link.stream import Dialer, DialFailed, Stream, why
 from noded.worker import Worker, WorkRefused, WorkTimeout
 from virialpb.ids import Incarnation
 
@@ -53,8 +53,15 @@ class BulkLink:
     """`is_over(slot)`: no more output will come of it."""
 
     def __init__(
-        self, files: LogFiles, worker: Worker, random: Random, is_over: Callable[[str], bool], log: LinkLog
+        self,
+        dialer: Dialer,
+        files: LogFiles,
+        worker: Worker,
+        random: Random,
+        is_over: Callable[[str], bool],
+        log: LinkLog,
     ) -> None:
+        self._dialer = dialer
         self._files = files
         self._worker = worker
         self._backoff = Backoff(random)
@@ -92,7 +99,7 @@ class BulkLink:
                 await self._changed.wait()
                 continue
             try:
-                stream: _BulkStream = await open_stream(target.address, lambda stub: stub.Bulk)
+                stream: _BulkStream = await self._dialer.open(target.address, lambda stub: stub.Bulk)
             except DialFailed as failure:
                 self._log.info("bulk.unreachable", address=target.address, why=str(failure))
             else:

@@ -18,7 +18,7 @@ from noded.core.events import Connected, Disconnected, Event, OrderReceived
 from noded.core.messages import Beat, Report, SessionRefused, Welcome
 from noded.link.backoff import Backoff
 from noded.link.convert import BadOrder, ControlDown, ControlUp, epoch_of, order_from_proto, report_to_proto
-from noded.link.stream import DialFailed, Stream, open_stream, why
+from noded.link.stream import Dialer, DialFailed, Stream, why
 from virialpb.reasons import Reason
 
 DUPLICATE_SECONDS: Final = 0.5
@@ -41,8 +41,14 @@ class ControlLink:
     """`on_event` is called from the event loop with Connected, Disconnected and OrderReceived."""
 
     def __init__(
-        self, addresses: tuple[str, ...], random: Random, on_event: Callable[[Event], None], log: LinkLog
+        self,
+        dialer: Dialer,
+        addresses: tuple[str, ...],
+        random: Random,
+        on_event: Callable[[Event], None],
+        log: LinkLog,
     ) -> None:
+        self._dialer = dialer
         self._addresses = addresses
         self._on_event = on_event
         self._log = log
@@ -95,7 +101,7 @@ class ControlLink:
         while True:
             address = self._choose()
             try:
-                stream: _ControlStream = await open_stream(address, lambda stub: stub.Control)
+                stream: _ControlStream = await self._dialer.open(address, lambda stub: stub.Control)
             except DialFailed as failure:
                 self.counters["dial_failed"] += 1
                 self._log.info("controller.unreachable", address=address, why=str(failure))

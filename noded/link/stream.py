@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Generic, TypeVar, cast
 
+import grpc
 from grpc import aio
 
 from virialpb.errors import ErrorDetails, FailedCall, details_from
@@ -103,24 +104,33 @@ class Stream(Generic[Up, Down]):
             self._room.set()
 
 
-async def open_stream(
-    address: str, method: Callable[[NodeServiceAsyncStub], Callable[[], aio.StreamStreamCall[Up, Down]]]
-) -> Stream[Up, Down]:
-    """Connect and open one stream. Raises DialFailed."""
-    channel = aio.insecure_channel(address, options=_OPTIONS)
-    try:
-        async with asyncio.timeout(DIAL_SECONDS):
-            await channel.channel_ready()
-    except TimeoutError:
-        with contextlib.suppress(Exception):
+@dataclass(frozen=True, slots=True)
+class Dialer:
+    """How controllers are reached: with TLS where `credentials` are given."""
+
+    credentials: grpc.ChannelCredentials | None = None
+
+    async def open(
+        self, address: str, method: Callable[[NodeServiceAsyncStub], Callable[[], aio.StreamStreamCall[Up, Down]]]
+    ) -> Stream[Up, Down]:
+        """Connect and open one stream. Raises DialFailed."""
+        if self.credentials is None:
+            channel = aio.insecure_channel(address, options=_OPTIONS)
+        else:
+            channel = aio.secure_channel(address, self.credentials, options=_OPTIONS)
+        try:
+            async with asyncio.timeout(DIAL_SECONDS):
+                await channel.channel_ready()
+        except TimeoutError:
+            with contextlib.suppress(Exception):
+                await channel.close()
+            raise DialFailed(f"{address}: no connection within {DIAL_SECONDS:g} s") from None
+        except BaseException:
             await channel.close()
-        raise DialFailed(f"{address}: no connection within {DIAL_SECONDS:g} s") from None
-    except BaseException:
-        await channel.close()
-        raise
-    stream = Stream(address, channel, method(NodeServiceStub(channel))())
-    stream.start()
-    return stream
+            raise
+        stream = Stream(address, channel, method(NodeServiceStub(channel))())
+        stream.start()
+        return stream
 
 
 def why(error: aio.AioRpcError) -> ErrorDetails:

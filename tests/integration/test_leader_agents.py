@@ -431,6 +431,47 @@ def test_a_leader_that_is_behind_its_agents_steps_down_unless_it_can_prove_itsel
     run(main)
 
 
+def test_a_beat_with_a_later_grant_makes_a_deposed_leader_notice() -> None:
+    """It notices by the proof it has to give, not by the beat: one that makes a token up deposes nobody."""
+
+    async def main() -> None:
+        rig = await lead(settings=quick(barrier_interval_seconds=3600.0))
+        peer = await Peer.connect(rig.leader, hello(incarnation("n0"), "n0"))
+        await asyncio.sleep(1)
+        token = Token(JobId("j"), 1, Epoch(1, 10_000))
+        peer.beat(2, (SlotStatus(SlotId("j.1.0"), token, SlotState.RUNNING),))
+        await asyncio.sleep(3)
+        assert 1 <= len(rig.log.of(LogName.LEADER_DOUBTED)) <= 4
+        assert not rig.leader.lost.is_set()
+        assert peer.tasks == [], "what a later leader may have started is not stopped"
+        rival = await lead(rig.disk)
+        await asyncio.sleep(3)
+        assert rig.leader.lost.is_set()
+        await rig.stop()
+        await rival.stop()
+
+    run(main)
+
+
+def test_a_session_ends_when_its_node_is_replaced_by_another_of_its_name() -> None:
+    """A host that was imaged anew comes back with another uid; the record of the old one is gone."""
+
+    async def main() -> None:
+        rig = await lead()
+        old = await Peer.connect(rig.leader, hello(incarnation("n0"), "n0"))
+        await asyncio.sleep(70)
+        assert rig.leader.state.nodes[NodeUid("uid-n0")].liveness is Liveness.EXPIRED
+        await Peer.connect(rig.leader, hello(incarnation("other"), "n0"))
+        assert NodeUid("uid-n0") not in rig.leader.state.nodes
+        assert old.session.closed
+        old.beat(9)
+        await asyncio.sleep(1)
+        assert 9 not in old.acknowledged
+        await rig.stop()
+
+    run(main)
+
+
 @pytest.mark.row("H13", defect="unbounded_order_queue")
 def test_case_h13_one_hung_agent_costs_its_own_queue_and_nothing_else() -> None:
     """It keeps beating and never reads: orders for it are turned away, everyone else is served."""

@@ -252,6 +252,47 @@ def test_a_deposed_leader_refuses_nothing() -> None:
     run(main)
 
 
+def test_a_store_that_went_back_ends_the_leadership() -> None:
+    """Restored under a running leader, or replaced by an older copy: the committed state is not the store's."""
+
+    class Backwards(MemoryStore):
+        async def commit(self, leadership: Leadership, seq: int, changes: Sequence[StoredChange]) -> int:
+            await super().commit(leadership, seq, changes)
+            return 1
+
+    async def main() -> None:
+        disk = MemoryDisk()
+        first = await lead(disk)
+        await first.stop()
+        rig = await lead(disk, store=Backwards(disk))
+        with pytest.raises(OutcomeUnknownError):
+            await rig.submit(submit(1))
+        assert rig.leader.lost.is_set()
+        assert rig.leader.state.jobs == {}
+        await rig.stop()
+
+    run(main)
+
+
+def test_revisions_older_than_the_cursor_window_are_compacted_and_no_others() -> None:
+    async def main() -> None:
+        rig = await lead(settings=quick(cursor_window_seconds=600.0, compact_interval_seconds=60.0))
+        disk = rig.disk
+        seen: list[tuple[float, int]] = []
+        for n in range(60):
+            await rig.submit(submit(n))
+            seen.append((asyncio.get_running_loop().time(), disk.revision))
+            await asyncio.sleep(30)
+            young = [revision for at, revision in seen if asyncio.get_running_loop().time() - at <= 600]
+            assert disk.compacted_revision < min(young)
+        assert disk.compacted_revision > 0
+        old = max(revision for at, revision in seen if asyncio.get_running_loop().time() - at > 720)
+        assert disk.compacted_revision >= old
+        await rig.stop()
+
+    run(main)
+
+
 def test_an_exact_retry_gets_the_first_reply() -> None:
     async def main() -> None:
         rig = await lead()

@@ -18,7 +18,7 @@ from controld.core.agent import (
     TaskReply,
 )
 from controld.core.commands import CancelJob, SubmitJob
-from controld.core.ids import CheckpointId, JobId, SlotId
+from controld.core.ids import CheckpointId, Epoch, JobId, SlotId, Token
 from controld.core.invariants import check
 from controld.core.model import CheckpointState, Inventory, JobState, Phase, TaskExit
 from controld.core.spec import Durability
@@ -164,6 +164,30 @@ def test_a_call_with_a_dead_generations_token_is_fenced() -> None:
         await rig.submit(CancelJob("r2", JobId("a")))
         assert (await machines[0].reply(machines[0].send(slot, CheckpointBeginCall(1)))).error is Reason.FENCED
         await rig.stop()
+
+    run(main)
+
+
+def test_a_deposed_leader_answers_no_call() -> None:
+    """It would say "fenced" to the task of a generation that its successor has started."""
+
+    async def main() -> None:
+        rig, machines = await rack(1, await lead(settings=quick(barrier_interval_seconds=3600.0)))
+        machine = machines[0]
+        await rig.submit(SubmitJob("r1", spec(ranks=1), "a"))
+        await until_running(rig, "a")
+        slot = next(iter(machine.agent.slots))
+        stranger = Token(JobId("a"), 2, Epoch(1, 10_000))
+        machine.cut()
+        await machine.connect()
+        rival = await lead(rig.disk)
+        assert machine.session is not None
+        machine.session.receive(TaskCall(99, slot, stranger, CheckpointWaitCall(CheckpointId("c1"))))
+        await asyncio.sleep(1)
+        assert 99 not in machine.replies or machine.replies[99].error is Reason.NOT_LEADER
+        assert rig.leader.lost.is_set()
+        await rig.stop()
+        await rival.stop()
 
     run(main)
 

@@ -12,13 +12,20 @@ from virialpb.reasons import Unfit
 
 
 def explain(state: State, view: View, job_id: JobId) -> Unplaced:
-    """Reasons with counts; none for a job that runs or has ended. Raises KeyError for an unknown job."""
+    """Reasons with counts; none for a job that has ended, or that runs and waits for no silent node.
+
+    Raises KeyError for an unknown job.
+    """
     job = state.jobs[job_id]
     number = job.generation + 1
     current = state.current(job_id)
-    if job.state.ended or (current is not None and current.phase in (Phase.PREPARING, Phase.GO, Phase.ACTIVE)):
+    if job.state.ended:
         return Unplaced(job_id, job.generation, (), 0)
     waits = _waits_for_leases(state, job_id)
+    if current is not None and current.phase in (Phase.PREPARING, Phase.GO, Phase.ACTIVE):
+        # A running job waits only for what is silent: it may come back, or its lease ends and the gang restarts.
+        silent = tuple(w for w in waits if w.reason is Unfit.WAITS_FOR_EXPIRY)
+        return Unplaced(job_id, job.generation, silent, 0)
     if waits:
         return Unplaced(job_id, number, waits, 0)
     found = view.explain.get(job_id)

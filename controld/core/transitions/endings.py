@@ -47,12 +47,13 @@ def begin_stop(draft: Draft, generation: Generation, reason: StopReason, error: 
             )
     if job.state is JobState.CANCELLING:
         return
-    changed = replace(job, state=JobState.RESTARTING, first_error=job.first_error or error)
+    changed = replace(job, state=JobState.RESTARTING)
     if reason not in UNCHARGED:
         fruitless = 0 if generation.progressed else job.fruitless_generations + (reason in BLAMES_JOB)
         times = tuple(t for t in job.restart_times_unix_ns if t > now.unix_ns - job.spec.restart.window_ns)
         changed = replace(
             changed,
+            first_error=job.first_error or error,
             restart_times_unix_ns=(*times, now.unix_ns),
             fruitless_generations=fruitless,
         )

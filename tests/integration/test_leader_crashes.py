@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import subprocess
+import sys
 from collections import deque
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +23,8 @@ from tests.support_core import spec
 from tests.support_replica import lead, run, run_until_killed
 
 JOBS = 12
+ROOT = Path(__file__).resolve().parents[2]
+HANG_SECONDS = 110.0
 
 
 class Rough:
@@ -99,3 +105,22 @@ def test_the_kills_catch_a_writer_that_answers_before_its_commit(monkeypatch: py
     monkeypatch.setattr(Writer, "_finish", _answer_first)
     with pytest.raises(AssertionError, match="job-"):
         _kill_at_every_step()
+
+
+def _kill_real_processes(directory: Path, *flags: str) -> dict[str, Any]:
+    """The same over the SQLite store, each life a process of its own: see tests/support_crasher.py."""
+    command = [sys.executable, "-m", "tests.support_crasher", str(directory), *flags]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=HANG_SECONDS, check=False)
+    assert done.stdout, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_killed_at_every_step_nothing_acknowledged_is_lost_from_the_disk(tmp_path: Path) -> None:
+    result = _kill_real_processes(tmp_path)
+    assert not result["lost"]
+    assert result["kills"] > 50
+    assert result["partly"] > 10
+
+
+def test_the_kills_of_processes_catch_an_answer_before_the_commit(tmp_path: Path) -> None:
+    assert "lost: " in _kill_real_processes(tmp_path, "--answer-first", "--first-step=40")["lost"]

@@ -25,12 +25,12 @@ import grpc
 import yaml
 
 from noded.collect.model import Inventory, Readings, Roots
-from noded.collect.runner import CollectRunner, aged
+from noded.collect.runner import STALE_PERIODS, CollectRunner
 from noded.collect.sweep import collect_inventory, collect_readings
 from noded.config import Machine, NodedConfig, TlsConfig, resolved, split_address
 from noded.core import events as e
 from noded.core.agent import AgentCore
-from noded.core.messages import NodeFacts, Sample
+from noded.core.messages import NodeFacts
 from noded.declared import Declared, declared_of, merged
 from noded.driver import Driver
 from noded.files import NodeFiles
@@ -40,6 +40,7 @@ from noded.link.logfiles import LogFiles
 from noded.link.stream import Dialer
 from noded.logs import LogName, NodeLog
 from noded.metrics import NodeMetrics, serve_metrics
+from noded.readings import ReadingsReport
 from noded.run.client import GuardianClient, GuardianUnavailable
 from noded.worker import Worker, WorkRefused, WorkTimeout
 from virialpb.layered import ConfigError
@@ -50,7 +51,6 @@ LOOK_SECONDS: Final = 0.25
 KILL_GRACE_MS: Final = 3_000
 KILL_SECONDS: Final = 15.0
 RDL_BYTES_MAX: Final = 8 << 20
-NS_PER_MS: Final = 1_000_000
 
 
 class CannotStart(Exception):
@@ -230,6 +230,7 @@ class Agent:
 
     async def _watch(self, inventory: CollectRunner[Inventory], readings: CollectRunner[Readings]) -> None:
         """Hands on what the collectors' threads have. Looking never waits for them."""
+        report = ReadingsReport(readings.period_ns)
         inventory_at_ns, readings_at_ns, failures = -1, -1, 0
         while True:
             found = inventory.latest()
@@ -240,29 +241,13 @@ class Agent:
                 self._driver.post(e.InventoryRead(whole))
             taken = readings.latest()
             now_ns = boottime_ns()
-            if taken.at_ns != readings_at_ns or taken.overdue(now_ns, 3 * readings.period_ns):
+            if taken.at_ns != readings_at_ns or taken.overdue(now_ns, STALE_PERIODS * readings.period_ns):
                 readings_at_ns = taken.at_ns
-                self._driver.post(
-                    e.ReadingsTaken(samples_of(aged(taken, "readings", readings.period_ns, now_ns), now_ns))
-                )
+                self._driver.post(e.ReadingsTaken(report.samples(taken, now_ns)))
             if found.failures + taken.failures > failures:
                 failures = found.failures + taken.failures
                 self._log.error(LogName.COLLECTOR_FAILED, why=found.last_failure or taken.last_failure)
             await asyncio.sleep(LOOK_SECONDS)
-
-
-def samples_of(readings: Readings, now_ns: int) -> tuple[Sample, ...]:
-    """As they are sent: with their age instead of their time, since clocks of two hosts are never compared."""
-    return tuple(
-        Sample(
-            sample.name,
-            sample.value,
-            sample.unit.value,
-            sample.quality.value,
-            max(0, now_ns - sample.at_ns) // NS_PER_MS,
-        )
-        for sample in readings.samples
-    )
 
 
 def facts_of(config: NodedConfig, declared: Declared) -> NodeFacts:

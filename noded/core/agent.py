@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Final
 
-from noded.core.beats import READINGS_MAX, BeatClock, fitted
+from noded.core.beats import BeatClock, fitted, fitted_readings
 from noded.core.epochs import Admission, LeaderEpoch
 from noded.core.events import (
     Connected,
@@ -183,7 +183,7 @@ class AgentCore:
                 slots.devices = {device.key: device for device in event.inventory.devices}
                 return []
             case ReadingsTaken():
-                self._readings = event.readings[:READINGS_MAX]
+                self._readings = fitted_readings(event.readings)
                 return []
             case ShutdownRequested():
                 return slots.stop_all(event.grace_ms, StopReason.DRAIN)

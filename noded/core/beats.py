@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Final
 
 from noded.core.lease import NS_PER_MS
-from noded.core.messages import SlotStatus, TaskExit
+from noded.core.messages import Sample, SlotStatus, TaskExit
 
 INTERVAL_MS: Final = 1_000
 INTERVAL_MS_MIN: Final = 50
@@ -15,7 +15,9 @@ COALESCE_NS: Final = 20 * NS_PER_MS
 """A change of a slot is told at once, but the changes of a whole gang within 20 ms share a beat."""
 UNANSWERED_NS: Final = 3_000 * NS_PER_MS
 """No ack for so long: the bytes stop somewhere although nothing is closed. Dial another connection."""
-READINGS_MAX: Final = 400
+_READINGS_BYTES: Final = 28 * 1024
+_READING_OVERHEAD_BYTES: Final = 32
+"""Of tags, lengths and the two numbers of one reading, generously."""
 _TAILS_BYTES: Final = 16 * 1024
 _METRICS: Final = 256
 _DETAIL_MAX: Final = 512
@@ -53,6 +55,17 @@ def fitted(statuses: tuple[SlotStatus, ...]) -> tuple[SlotStatus, ...]:
     tail_max = _TAILS_BYTES // max(tails, 4)
     metrics_max = _METRICS // max(metrics, 4)
     return tuple(_fit(status, tail_max, metrics_max) for status in statuses)
+
+
+def fitted_readings(readings: tuple[Sample, ...]) -> tuple[Sample, ...]:
+    """The first of them that fit, and how many did not: the caller puts what matters most first."""
+    room = _READINGS_BYTES
+    for position, reading in enumerate(readings):
+        room -= len(reading.name.encode()) + len(reading.unit) + len(reading.quality) + _READING_OVERHEAD_BYTES
+        if room < 0:
+            left_out = Sample("collector/left_out", len(readings) - position, "count", "ok", 0)
+            return (*readings[:position], left_out)
+    return readings
 
 
 def _fit(status: SlotStatus, tail_max: int, metrics_max: int) -> SlotStatus:

@@ -75,23 +75,28 @@ def rank_environment(
 
 
 def visible_devices(granted: Iterable[str], devices: Iterable[Device]) -> dict[str, str]:
-    """The visibility variables of every vendor, naming the granted accelerators and no other."""
-    by_key = {device.key: device for device in devices}
-    named: dict[str, list[str]] = {vendor: [] for vendor in VISIBILITY}
-    for key in granted:
-        device = by_key.get(key)
-        if device is None or device.kind != ACCELERATOR:
-            continue
+    """The visibility variables of every vendor, naming the granted accelerators and no other.
+
+    By UUID where one is known. Otherwise by index: runtimes count a vendor's devices along the bus (CUDA when it is
+    told to), and so does this.
+    """
+    by_vendor: dict[str, list[Device]] = {vendor: [] for vendor in VISIBILITY}
+    for device in devices:
         vendor = _VENDORS.get(device.vendor_id.removeprefix("0x").lower())
-        if vendor is not None:
-            named[vendor].append(_name_for_runtime(vendor, device))
-    return {name: ",".join(named[vendor]) for vendor, names in VISIBILITY.items() for name in names}
+        if vendor is not None and device.kind == ACCELERATOR:
+            by_vendor[vendor].append(device)
+    env = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    for vendor, there in by_vendor.items():
+        there.sort(key=lambda device: (str(device.attribute("pciBusID") or ""), device.key))
+        index = {device.key: position for position, device in enumerate(there)}
+        named = [_name_for_runtime(vendor, there[index[key]], index[key]) for key in granted if key in index]
+        env |= dict.fromkeys(VISIBILITY[vendor], ",".join(named))
+    return env
 
 
-def _name_for_runtime(vendor: str, device: Device) -> str:
-    wanted = ("index",) if vendor in _BY_INDEX else ("uuid", "index")
-    for attribute in wanted:
+def _name_for_runtime(vendor: str, device: Device, position: int) -> str:
+    for attribute in ("index",) if vendor in _BY_INDEX else ("uuid", "index"):
         value = device.attribute(attribute)
         if value is not None:
             return str(value)
-    return device.key
+    return str(position)

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import random
 import selectors
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from contextvars import Context
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
@@ -28,6 +28,7 @@ from controld.replica.session import NodeSession
 from controld.replica.settings import LeaderSettings
 from controld.store.faults import Faults
 from controld.store.memory import MemoryDisk, MemoryStore
+from controld.store.port import Leadership, StoredChange
 
 T = TypeVar("T")
 GIB = 1 << 30
@@ -247,3 +248,27 @@ class Peer:
 
 def quick(**changes: Any) -> LeaderSettings:
     return replace(LeaderSettings(), **changes)
+
+
+class Gates(MemoryStore):
+    """Barriers and commits that wait for their gate."""
+
+    def __init__(self, disk: MemoryDisk) -> None:
+        super().__init__(disk)
+        self.barriers = asyncio.Event()
+        self.commits = asyncio.Event()
+        self.barriers.set()
+        self.commits.set()
+        self.asked = 0
+        self.proved = 0
+
+    async def barrier(self, leadership: Leadership) -> None:
+        self.asked += 1
+        await self.barriers.wait()
+        await asyncio.sleep(0.001)
+        await super().barrier(leadership)
+        self.proved += 1
+
+    async def commit(self, leadership: Leadership, seq: int, changes: Sequence[StoredChange]) -> int:
+        await self.commits.wait()
+        return await super().commit(leadership, seq, changes)

@@ -1,50 +1,23 @@
-"""Sessions: who gets one, and when a renewal is acknowledged."""
+"""When a renewal is acknowledged, when a session expires, and what an agent that hangs costs."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 
-from controld.core.agent import DropDone, Hello, Prepare, SlotState, SlotStatus, Stop, Welcome
+from controld.core.agent import DropDone, Prepare, SlotState, SlotStatus, Stop
 from controld.core.commands import SubmitJob
-from controld.core.ids import NO_EPOCH, CheckpointId, Epoch, JobId, NodeUid, SlotId, Token
-from controld.core.model import Device, Inventory, Liveness
+from controld.core.ids import CheckpointId, Epoch, JobId, NodeUid, SlotId, Token
+from controld.core.model import Inventory, Liveness
 from controld.core.spec import SECOND_NS
-from controld.replica.errors import SessionClosedError, SessionRefusedError
 from controld.replica.observe import LogName
 from controld.store.faults import Fault, FaultKind, Operation
-from controld.store.memory import MemoryDisk, MemoryStore
-from controld.store.port import DeposedError, Leadership, StoredChange
+from controld.store.memory import MemoryDisk
+from controld.store.port import DeposedError
 from tests.support_core import incarnation, spec
-from tests.support_replica import Peer, hello, lead, quick, run
+from tests.support_replica import Gates, Peer, hello, lead, quick, run
 from virialpb.reasons import Reason
-
-
-class Gates(MemoryStore):
-    """Barriers and commits that wait for their gate."""
-
-    def __init__(self, disk: MemoryDisk) -> None:
-        super().__init__(disk)
-        self.barriers = asyncio.Event()
-        self.commits = asyncio.Event()
-        self.barriers.set()
-        self.commits.set()
-        self.asked = 0
-        self.proved = 0
-
-    async def barrier(self, leadership: Leadership) -> None:
-        self.asked += 1
-        await self.barriers.wait()
-        await asyncio.sleep(0.001)
-        await super().barrier(leadership)
-        self.proved += 1
-
-    async def commit(self, leadership: Leadership, seq: int, changes: Sequence[StoredChange]) -> int:
-        await self.commits.wait()
-        return await super().commit(leadership, seq, changes)
 
 
 def test_a_renewal_is_acknowledged_only_by_a_barrier_that_started_after_it() -> None:
@@ -292,145 +265,6 @@ def test_a_leader_that_stood_still_times_everyone_anew() -> None:
     run(main)
 
 
-def test_the_second_of_two_clones_is_refused_and_the_first_is_kept() -> None:
-    async def main() -> None:
-        rig = await lead()
-        first = await Peer.connect(rig.leader, hello(incarnation("n0", "g1"), "n0"))
-        seq = 1
-        for _ in range(40):
-            await asyncio.sleep(1)
-            first.beat(seq := seq + 1)
-            with pytest.raises(SessionRefusedError) as refused:
-                await rig.leader.open_session(hello(incarnation("n0", "g2"), "n0"))
-            assert refused.value.reason is Reason.DUPLICATE_NODE
-            assert "data directory" in refused.value.message
-        await asyncio.sleep(0.5)
-        assert first.acknowledged[-1] == seq
-        assert rig.leader.state.nodes[NodeUid("uid-n0")].incarnation == incarnation("n0", "g1")
-        told = [e for e in rig.leader.state.events.values() if e.kind == "node.duplicate"]
-        assert len(told) == 1, "told once in a while, not at every attempt"
-        # The first falls silent: after three missed beats the other life is taken.
-        await asyncio.sleep(4)
-        await Peer.connect(rig.leader, hello(incarnation("n0", "g2"), "n0"))
-        assert rig.leader.state.nodes[NodeUid("uid-n0")].incarnation == incarnation("n0", "g2")
-        assert first.session.closed
-        await rig.stop()
-
-    run(main)
-
-
-def test_of_two_clones_that_come_at_once_one_is_refused() -> None:
-    async def main() -> None:
-        rig = await lead()
-        came = await asyncio.gather(
-            *(rig.leader.open_session(hello(incarnation("n0", f"g{i}"), "n0")) for i in range(5)),
-            return_exceptions=True,
-        )
-        assert [type(c).__name__ for c in came] == ["NodeSession"] + ["SessionRefusedError"] * 4
-        await rig.stop()
-
-    run(main)
-
-
-def test_the_same_life_reconnecting_takes_its_session_over() -> None:
-    async def main() -> None:
-        rig = await lead()
-        first = await Peer.connect(rig.leader, hello(incarnation("n0"), "n0"))
-        second = await Peer.connect(rig.leader, hello(incarnation("n0"), "n0", seq=7))
-        await asyncio.sleep(1)
-        assert first.session.closed
-        first.session.close()  # its stream is noticed to be gone only now
-        first.beat(99)
-        await asyncio.sleep(1)
-        assert second.acknowledged == [7]
-        assert isinstance(second.orders[0], Welcome)
-        assert rig.leader.view.sessions[NodeUid("uid-n0")].connected
-        await rig.stop()
-
-    run(main)
-
-
-def test_a_hello_that_took_long_does_not_time_the_session_from_before_later_beats() -> None:
-    """The former stream's beats came, and were acknowledged, while the new hello waited for its commit."""
-
-    async def main() -> None:
-        disk = MemoryDisk()
-        store = Gates(disk)
-        rig = await lead(disk, store=store)
-        first = await Peer.connect(rig.leader, hello(incarnation("n0"), "n0"))
-        await asyncio.sleep(1)
-        store.commits.clear()
-        again = replace(hello(incarnation("n0"), "n0", seq=3), version="2")  # a change, so it needs a commit
-        opening = asyncio.ensure_future(rig.leader.open_session(again))
-        await asyncio.sleep(5)
-        first.beat(2)
-        heard_ns = rig.clock.boottime_ns()
-        await asyncio.sleep(1)
-        assert first.acknowledged[-1] == 2
-        store.commits.set()
-        await opening
-        assert rig.leader.view.sessions[NodeUid("uid-n0")].last_receipt_ns == heard_ns
-        await rig.stop()
-
-    run(main)
-
-
-def test_inventory_is_committed_and_marks_the_node_reported() -> None:
-    async def main() -> None:
-        rig = await lead()
-        peer = await Peer.connect(rig.leader, hello(incarnation("n0"), "n0"))
-        uid = NodeUid("uid-n0")
-        assert not rig.leader.view.sessions[uid].reported
-        await peer.session.report_inventory(Inventory((Device("gpu0", "accelerator"),)))
-        assert rig.leader.view.sessions[uid].reported
-        assert [d.key for d in rig.leader.state.nodes[uid].inventory.devices] == ["gpu0"]
-        peer.session.close()
-        assert not rig.leader.view.sessions[uid].connected
-        with pytest.raises(SessionClosedError):
-            await peer.session.report_inventory(Inventory())
-        await rig.stop()
-
-    run(main)
-
-
-def newer_hello(*, seen: Epoch | None = None, token_epoch: Epoch | None = None) -> Hello:
-    slots: tuple[SlotStatus, ...] = ()
-    if token_epoch is not None:
-        token = Token(JobId("j"), 1, token_epoch)
-        slots = (SlotStatus(SlotId("j.1.0"), token, SlotState.RUNNING),)
-    return replace(hello(incarnation("n0"), "n0", slots=slots), leader_epoch_seen=seen or NO_EPOCH)
-
-
-@pytest.mark.parametrize("token", [False, True])
-def test_a_leader_that_is_behind_its_agents_steps_down_unless_it_can_prove_itself(token: bool) -> None:
-    async def main() -> None:
-        disk = MemoryDisk()
-        store = Gates(disk)
-        rig = await lead(disk, store=store)
-        store.barriers.clear()  # it cannot notice by itself yet
-        rival = await lead(disk)
-        await rival.submit(SubmitJob("r1", spec()))
-        epoch = rival.leader.epoch
-        greeting = newer_hello(token_epoch=epoch) if token else newer_hello(seen=epoch)
-        opening = asyncio.ensure_future(rig.leader.open_session(greeting))
-        await asyncio.sleep(1)
-        assert not opening.done()
-        store.barriers.set()
-        with pytest.raises(DeposedError):
-            await opening
-        assert rig.leader.lost.is_set()
-        # The real leader takes the agent; one that makes an epoch up is refused, and deposes nobody.
-        await rival.leader.open_session(newer_hello(seen=epoch))
-        with pytest.raises(SessionRefusedError) as refused:
-            await rival.leader.open_session(newer_hello(seen=Epoch(9, 9)))
-        assert refused.value.reason is Reason.FENCED
-        assert not rival.leader.lost.is_set()
-        await rig.stop()
-        await rival.stop()
-
-    run(main)
-
-
 def test_a_beat_with_a_later_grant_makes_a_deposed_leader_notice() -> None:
     """It notices by the proof it has to give, not by the beat: one that makes a token up deposes nobody."""
 
@@ -449,25 +283,6 @@ def test_a_beat_with_a_later_grant_makes_a_deposed_leader_notice() -> None:
         assert rig.leader.lost.is_set()
         await rig.stop()
         await rival.stop()
-
-    run(main)
-
-
-def test_a_session_ends_when_its_node_is_replaced_by_another_of_its_name() -> None:
-    """A host that was imaged anew comes back with another uid; the record of the old one is gone."""
-
-    async def main() -> None:
-        rig = await lead()
-        old = await Peer.connect(rig.leader, hello(incarnation("n0"), "n0"))
-        await asyncio.sleep(70)
-        assert rig.leader.state.nodes[NodeUid("uid-n0")].liveness is Liveness.EXPIRED
-        await Peer.connect(rig.leader, hello(incarnation("other"), "n0"))
-        assert NodeUid("uid-n0") not in rig.leader.state.nodes
-        assert old.session.closed
-        old.beat(9)
-        await asyncio.sleep(1)
-        assert 9 not in old.acknowledged
-        await rig.stop()
 
     run(main)
 

@@ -39,7 +39,7 @@ def generate() -> str:
         made = target / "client.py"
         made.write_text(HEADER + made.read_text(encoding="utf-8"), encoding="utf-8")
         config = ["--quiet", "--config", str(ROOT / "pyproject.toml"), str(made)]
-        for command in (["check", "--fix", "--select", "I", *config], ["format", *config]):
+        for command in (["check", "--fix", "--unsafe-fixes", "--select", "I,UP028", *config], ["format", *config]):
             subprocess.run([sys.executable, "-m", "ruff", *command], check=True)
         return made.read_text(encoding="utf-8")
 

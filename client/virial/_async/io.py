@@ -13,11 +13,22 @@ from virialpb.v1 import cluster_pb2_grpc, job_pb2_grpc
 RpcError = grpc.aio.AioRpcError
 
 
+class Lock:
+    """Nothing: between two awaits nobody else runs. Its twin is a lock, as threads need one."""
+
+    def __enter__(self) -> None: ...
+    def __exit__(self, *_: object) -> None: ...
+
+
 class Connection:
-    """One channel to one controller, with its stubs."""
+    """One channel to one controller, with its stubs. `use` and `leave` count who needs it."""
 
     def __init__(self, address: str, tls: Tls | None) -> None:
         self.address = address
+        self._lock = Lock()
+        self._users = 0
+        self._retired = False
+        self._closed = False
         if tls is None:
             self.channel = grpc.aio.insecure_channel(address, options=channel_options())
         else:
@@ -25,7 +36,33 @@ class Connection:
         self.jobs = job_pb2_grpc.JobServiceStub(self.channel)
         self.cluster = cluster_pb2_grpc.ClusterServiceStub(self.channel)
 
+    def use(self) -> bool:
+        """False when it is closed already: take another one."""
+        with self._lock:
+            self._users += not self._closed
+            return not self._closed
+
+    async def leave(self) -> None:
+        with self._lock:
+            self._users -= 1
+            last = self._retired and not self._users
+            self._closed |= last
+        if last:
+            await self.channel.close()
+
+    async def retire(self) -> None:
+        """Close it as soon as nobody uses it any more."""
+        with self._lock:
+            self._retired = True
+            unused = not self._users
+            self._closed |= unused
+        if unused:
+            await self.channel.close()
+
     async def close(self) -> None:
+        """Now, and so end whatever runs on it."""
+        with self._lock:
+            self._closed = True
         await self.channel.close()
 
 

@@ -14,7 +14,8 @@ from typing import Self, TypeVar
 from virial import convert
 from virial._connect import Tls, addresses_from
 from virial._retry import Attempts, leader_address
-from virial._sync.io import Connection, RpcError, sleep
+from virial._sync.io import Connection, Lock, RpcError, sleep
+from virial._watch import JobWatch
 from virial.errors import ForkedClientError, UnavailableError, VirialError, error_for
 from virial.models import (
     Cursor,
@@ -29,11 +30,14 @@ from virial.models import (
     Status,
 )
 from virialpb.errors import details_from
+from virialpb.reasons import Reason
 from virialpb.v1 import cluster_pb2, job_pb2
 
 M = TypeVar("M")
 
 PAGE_SIZE = 500
+# Before a stream that ended without an error is opened again.
+STREAM_PAUSE_S = 0.1
 
 
 class SyncClient:
@@ -53,6 +57,7 @@ class SyncClient:
         self._pid = os.getpid()
         self._rng = random.Random()  # noqa: S311 - spreads retries
         self._next = 0
+        self._lock = Lock()
         self._connection: Connection | None = None
 
     def __enter__(self) -> Self:
@@ -64,10 +69,11 @@ class SyncClient:
         self.close()
 
     def close(self) -> None:
-        """Close the connection. Safe to call twice."""
-        if self._connection is not None and self._pid == os.getpid():
-            self._connection.close()
-        self._connection = None
+        """Close the connection, whoever uses it. Safe to call twice; a later call connects anew."""
+        with self._lock:
+            connection, self._connection = self._connection, None
+        if connection is not None and self._pid == os.getpid():
+            connection.close()
 
     # Jobs
 
@@ -114,27 +120,36 @@ class SyncClient:
     def watch_jobs(self, job_id: str = "", *, cursor: Cursor | None = None) -> Iterator[JobChange]:
         """The current state, a change with `synced`, then each change as it is committed, for ever.
 
-        A broken connection is made again and the watch goes on where it was. Raises CompactedError when it was
-        away for too long: list, then watch.
+        A broken connection is made again and the watch goes on where it was; after a restart of the controller what
+        has changed meanwhile is given as it is by then. To resume later, keep the cursor of the `synced` change or of
+        any after it. Raises CompactedError when such a `cursor` is too old: list, then watch.
         """
-        position = cursor
+        watch = JobWatch(cursor)
         attempts = self._attempts()
         while True:
             request = job_pb2.WatchJobsRequest(
                 name=_named("jobs", job_id),
-                cursor=convert.cursor_to(position) if position is not None else None,
+                cursor=convert.cursor_to(watch.position) if watch.position is not None else None,
             )
+            connection = self._use()
+            stream = connection.jobs.WatchJobs(request)
+            failure: RpcError | None = None
             try:
-                for message in self._connected().jobs.WatchJobs(request):
-                    change = convert.change_from(message)
-                    if change.synced or position is not None:
-                        position = change.cursor
+                for message in stream:
                     attempts = self._attempts()
-                    yield change
-                # A server that ends the stream is going away.
-                sleep(0.1)
+                    yield from watch.take(convert.change_from(message))
             except RpcError as error:
-                self._again(error, attempts)
+                failure = error
+            finally:
+                stream.cancel()
+                connection.leave()
+            if failure is None:
+                # A server that ends the stream is going away.
+                sleep(STREAM_PAUSE_S)
+            elif details_from(failure).reason is Reason.COMPACTED and watch.list_again():
+                sleep(STREAM_PAUSE_S)
+            else:
+                self._again(failure, attempts, connection)
 
     def wait_job(self, job_id: str, *, timeout_s: float | None = None) -> Job:
         """Wait for the end of a job. Raises UnavailableError after `timeout_s`."""
@@ -166,11 +181,16 @@ class SyncClient:
             follow=follow,
             tail_bytes=tail_bytes,
         )
+        connection = self._use()
+        reply = connection.jobs.ReadLogs(request)
         try:
-            for message in self._connected().jobs.ReadLogs(request):
+            for message in reply:
                 yield convert.logs_from(message)
         except RpcError as error:
-            raise error_for(details_from(error)) from None
+            raise self._in_words(error_for(details_from(error))) from None
+        finally:
+            reply.cancel()
+            connection.leave()
 
     # Nodes and cluster
 
@@ -251,52 +271,72 @@ class SyncClient:
             request = cluster_pb2.WatchEventsRequest(
                 after_sequence=position, job=_named("jobs", job_id), node=_named("nodes", node)
             )
+            connection = self._use()
+            stream = connection.cluster.WatchEvents(request)
+            failure: RpcError | None = None
             try:
-                for message in self._connected().cluster.WatchEvents(request):
+                for message in stream:
                     event = convert.event_from(message.event)
                     position = event.sequence
                     attempts = self._attempts()
                     yield event
-                sleep(0.1)
             except RpcError as error:
-                self._again(error, attempts)
+                failure = error
+            finally:
+                stream.cancel()
+                connection.leave()
+            if failure is None:
+                sleep(STREAM_PAUSE_S)
+            else:
+                self._again(failure, attempts, connection)
 
     # The way a call is made
 
     def _attempts(self) -> Attempts:
         return Attempts(time.monotonic() + self._timeout_s, self._rng)
 
-    def _connected(self) -> Connection:
+    def _use(self) -> Connection:
+        """The connection, open until `leave`: calls run side by side, and one that redials must not end the others."""
         if self._pid != os.getpid():
             raise ForkedClientError("this client was made before a fork; make a new one in the child process")
-        if self._connection is None:
-            self._connection = Connection(self._addresses[self._next % len(self._addresses)], self._tls)
-        return self._connection
+        while True:
+            with self._lock:
+                if self._connection is None:
+                    self._connection = Connection(self._addresses[self._next % len(self._addresses)], self._tls)
+                connection = self._connection
+            if connection.use():
+                return connection
 
     def _call(self, send: Callable[[Connection, float], M]) -> M:
         attempts = self._attempts()
         while True:
             left_s = max(0.05, attempts.deadline_s - time.monotonic())
+            connection = self._use()
             try:
-                return send(self._connected(), left_s)
+                return send(connection, left_s)
             except RpcError as error:
-                self._again(error, attempts)
+                failure = error
+            finally:
+                connection.leave()
+            self._again(failure, attempts, connection)
 
-    def _again(self, error: RpcError, attempts: Attempts) -> None:
+    def _again(self, error: RpcError, attempts: Attempts, connection: Connection) -> None:
         """Wait and connect anew, or raise when the call is not to be repeated."""
         details = details_from(error)
         delay_s = attempts.delay_s(details, time.monotonic())
         if delay_s is None:
             raise self._in_words(error_for(details)) from None
         sleep(delay_s)
-        self._redial(leader_address(details))
+        self._redial(connection, leader_address(details))
 
-    def _redial(self, leader: str) -> None:
-        self.close()
-        if leader:
-            self._connection = Connection(leader, self._tls)
-        else:
-            self._next += 1
+    def _redial(self, connection: Connection, leader: str) -> None:
+        with self._lock:
+            if self._connection is not connection:
+                return  # another call has done it already
+            self._connection = Connection(leader, self._tls) if leader else None
+            if not leader:
+                self._next += 1
+        connection.retire()
 
     def _in_words(self, error: VirialError) -> VirialError:
         if error.reason is None and isinstance(error, UnavailableError):

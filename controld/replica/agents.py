@@ -70,10 +70,10 @@ class Agents:
         )
         session = NodeSession(hello.incarnation, outbox, self)
         self._sessions[session.uid] = session
-        # The hello is a renewal, from when it came in; beats of the former stream may have come after it, and been
-        # acknowledged: the session must not be timed from before them.
+        # The hello is a renewal, from when it came in. But beats of the former stream may have come after it, and been
+        # acknowledged: neither this life's leases nor those of a former one may be timed from before them.
         seen = office.view.sessions.get(session.uid)
-        if seen is not None and seen.incarnation == session.incarnation and seen.last_receipt_ns is not None:
+        if seen is not None and seen.last_receipt_ns is not None:
             receipt_ns = max(receipt_ns, seen.last_receipt_ns)
         office.view.hello(hello, receipt_ns)
         self._received[session.uid] = (session, hello.beat.seq)

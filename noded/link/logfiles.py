@@ -1,7 +1,8 @@
 """Output of tasks as the guardian's scribe leaves it: `<stream>.log`, older parts `.1`, `.2`, ... Blocking reads.
 
 Offsets count bytes of a stream over its rotations, from the oldest byte that was there when this agent first looked.
-A part is known again by its inode, whatever it is called by then. What was rotated away is skipped, never repeated.
+A part is known again by its inode, whatever it is called by then; since a new file may get the inode of one that was
+deleted, its first bytes and size must agree too. What was rotated away is skipped, never repeated.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Final
 STREAMS: Final = ("stdout", "stderr")
 STREAMS_REMEMBERED_MAX: Final = 1024
 PARTS_MAX: Final = 1000
+HEAD_BYTES: Final = 64
 _ATTEMPTS: Final = 5
 
 
@@ -26,6 +28,27 @@ class Part:
     path: Path
     start: int
     end: int
+    head: bytes
+    mtime_ns: int
+
+    def continued_by(self, later: _File, *, newest: bool) -> bool:
+        """Whether `later` is the same file. Only the newest part is still written to."""
+        size_bytes = self.end - self.start
+        unchanged = later.size_bytes == size_bytes and later.mtime_ns == self.mtime_ns
+        return (
+            later.inode == self.inode
+            and (unchanged or (newest and later.size_bytes >= size_bytes))
+            and later.head.startswith(self.head)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    inode: int
+    path: Path
+    size_bytes: int
+    mtime_ns: int
+    head: bytes
 
 
 class LogFiles:
@@ -43,12 +66,19 @@ class LogFiles:
         key = (slot, stream)
         before = self._known.get(key, ())
         found = self._listed(self._tasks_dir / slot / f"{stream}.log")
-        starts = {part.inode: part.start for part in before}
-        at = next((starts[inode] for inode, _, _ in found if inode in starts), before[-1].end if before else 0)
+        # Where nothing is known again, everything that was is gone, and what is there begins after it.
+        at = before[-1].end if before else 0
+        skipped_bytes = 0
+        for file in found:
+            same = next((one for one in before if one.continued_by(file, newest=one is before[-1])), None)
+            if same is not None:
+                at = same.start - skipped_bytes
+                break
+            skipped_bytes += file.size_bytes
         parts: list[Part] = []
-        for inode, path, size_bytes in found:
-            parts.append(Part(inode, path, at, at + size_bytes))
-            at += size_bytes
+        for file in found:
+            parts.append(Part(file.inode, file.path, at, at + file.size_bytes, file.head, file.mtime_ns))
+            at += file.size_bytes
         self._known[key] = tuple(parts) or before
         self._known.move_to_end(key)
         if len(self._known) > STREAMS_REMEMBERED_MAX:
@@ -84,20 +114,22 @@ class LogFiles:
         return b"", offset
 
     @staticmethod
-    def _listed(path: Path) -> list[tuple[int, Path, int]]:
-        """(inode, path, size), oldest first. Looked at from the newest back: a file that moves on meanwhile is met
-        twice under one inode, and not missed."""
-        found: list[tuple[int, Path, int]] = []
-        seen: set[int] = set()
+    def _listed(path: Path) -> list[_File]:
+        """Oldest first. Looked at from the newest back: a file that moves on meanwhile is met twice under one inode,
+        and not missed."""
+        found: dict[int, _File] = {}
         for index in range(PARTS_MAX):
             part = path if index == 0 else path.with_name(f"{path.name}.{index}")
             try:
-                status = part.stat(follow_symlinks=False)
+                fd = os.open(part, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
             except FileNotFoundError:
                 if index > 0:
                     break
                 continue  # between the rotation and the first byte of the new file
-            if status.st_ino not in seen:
-                seen.add(status.st_ino)
-                found.append((status.st_ino, part, status.st_size))
-        return found[::-1]
+            try:
+                status = os.fstat(fd)
+                head = os.pread(fd, HEAD_BYTES, 0)
+            finally:
+                os.close(fd)
+            found.setdefault(status.st_ino, _File(status.st_ino, part, status.st_size, status.st_mtime_ns, head))
+        return list(found.values())[::-1]

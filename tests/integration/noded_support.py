@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import grpc
 from grpc import aio
 
 from virialpb.v1 import common_pb2, job_pb2, node_pb2, node_pb2_grpc
@@ -51,10 +52,16 @@ class FakeController(node_pb2_grpc.NodeServiceServicer):
         self._server: aio.Server | None = None
         self.address = ""
 
-    async def start(self, address: str = "127.0.0.1:0") -> None:
+    async def start(self, address: str = "127.0.0.1:0", *, tls: tuple[Path, Path] | None = None) -> None:
+        """`tls`: (key, certificate); callers must then show a certificate that this one signed."""
         self._server = aio.server(options=[("grpc.so_reuseport", 0)])
         node_pb2_grpc.add_NodeServiceServicer_to_server(self, self._server)
-        port = self._server.add_insecure_port(address)
+        if tls is None:
+            port = self._server.add_insecure_port(address)
+        else:
+            key, certificate = (file.read_bytes() for file in tls)
+            credentials = grpc.ssl_server_credentials([(key, certificate)], certificate, require_client_auth=True)
+            port = self._server.add_secure_port(address, credentials)
         assert port
         self.address = f"127.0.0.1:{port}"
         await self._server.start()
@@ -174,6 +181,10 @@ async def controller() -> AsyncGenerator[FakeController]:
         await fake.stop()
 
 
+def noded_env() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(str(ROOT / part) for part in (".", "client", "protos"))}
+
+
 class Noded:
     """A noded process over a data directory of its own."""
 
@@ -194,9 +205,10 @@ class Noded:
         return self._process.pid
 
     async def start(self) -> None:
-        env = {**os.environ, "PYTHONPATH": os.pathsep.join(str(ROOT / part) for part in (".", "client", "protos"))}
         with self.log.open("ab") as log:
-            self._process = await asyncio.create_subprocess_exec(*self._argv, stderr=log, stdout=log, env=env, cwd="/")
+            self._process = await asyncio.create_subprocess_exec(
+                *self._argv, stderr=log, stdout=log, env=noded_env(), cwd="/"
+            )
 
     async def stop(self, signum: int = signal.SIGTERM) -> int:
         assert self._process is not None
@@ -258,4 +270,4 @@ def alive(pid: int) -> bool:
     return True
 
 
-__all__ = ["FakeController", "Noded", "alive", "controller", "go", "noded", "prepare", "token"]
+__all__ = ["FakeController", "Noded", "alive", "controller", "go", "noded", "noded_env", "prepare", "token"]

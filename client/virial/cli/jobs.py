@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from virial.cli.frame import Session, command
-from virial.cli.human import UNKNOWN, age, cpu, moment, plural, size
+from virial.cli.human import UNKNOWN, age, clean, cpu, moment, plural, size
 from virial.cli.printer import Printer, Table
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def _show(printer: Printer, job: Job) -> None:
     if job.first_error is not None and job.first_error.exit is not None and job.first_error.exit.stderr_tail:
         printer.line("\nlast words of the rank that failed first:")
         for line in job.first_error.exit.stderr_tail.splitlines()[-20:]:
-            printer.pairs([("  |", line)])
+            printer.line(f"  | {clean(line)}")
     if current is not None:
         printer.line("")
         printer.table(_members(current.members))

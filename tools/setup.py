@@ -63,7 +63,7 @@ def install(tool: str, minor: str) -> bool:
     if tool == "uv":
         command = ["uv", "pip", "install", "-q", "--python", str(PYTHON)]
     else:
-        command = [str(PYTHON), "-m", "pip", "install", "-q", "-q", "--no-input", "--no-user", "--disable-pip-version-check"]
+        command = [str(PYTHON), "-m", "pip", "install", "-qq", "--no-input", "--no-user", "--disable-pip-version-check"]
     steps = (["--require-hashes", "-r", str(lock)], ["--no-deps", "--no-build-isolation", "-e", str(ROOT)])
     return all(subprocess.run([*command, *step], cwd=ROOT, check=False).returncode == 0 for step in steps)
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from controld.core.ids import Epoch
-from controld.store import guard, sqlite_file
+from controld.store import guard, sqlite_file, sqlite_schema
 from controld.store.guard import Head
 from controld.store.port import (
     Commit,
@@ -29,24 +29,6 @@ from controld.store.port import (
 )
 from controld.store.sqlite_log import pack, unpack
 
-_SCHEMA = f"""
-BEGIN;
-CREATE TABLE head (
-    id INTEGER PRIMARY KEY CHECK (id = 0),
-    history INTEGER NOT NULL, revision INTEGER NOT NULL, compacted_revision INTEGER NOT NULL,
-    token INTEGER NOT NULL, epoch_history INTEGER NOT NULL, epoch_revision INTEGER NOT NULL,
-    seq INTEGER NOT NULL, seq_revision INTEGER NOT NULL,
-    records INTEGER NOT NULL, digest INTEGER NOT NULL, checksum INTEGER NOT NULL
-);
-CREATE TABLE kv (
-    key TEXT NOT NULL PRIMARY KEY, value BLOB NOT NULL,
-    create_revision INTEGER NOT NULL, modify_revision INTEGER NOT NULL, checksum INTEGER NOT NULL
-);
-CREATE TABLE log (revision INTEGER PRIMARY KEY, changes BLOB NOT NULL, checksum INTEGER NOT NULL);
-PRAGMA application_id = {sqlite_file.APPLICATION_ID};
-PRAGMA user_version = {sqlite_file.SCHEMA_VERSION};
-COMMIT;
-"""
 _PUT = (
     "INSERT INTO kv (key, value, create_revision, modify_revision, checksum) VALUES (?, ?, ?, ?, ?) "
     "ON CONFLICT (key) DO UPDATE SET value = excluded.value, modify_revision = excluded.modify_revision, "
@@ -96,7 +78,7 @@ class HeadRow:
 def create(path: Path, history: int) -> None:
     """Fill an empty file. The caller makes it durable and moves it into place."""
     with sqlite_file.errors(path), contextlib.closing(connect(path)) as connection:
-        connection.executescript(_SCHEMA)
+        connection.executescript(sqlite_schema.CREATE)
         _write_head(connection, HeadRow(history))
 
 

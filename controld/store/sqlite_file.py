@@ -16,7 +16,7 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 from urllib.parse import quote
 
-from controld.store import sqlite_wal
+from controld.store import sqlite_schema, sqlite_wal
 from controld.store.port import (
     OutcomeUnknownError,
     StorageFullError,
@@ -27,8 +27,6 @@ from controld.store.port import (
 )
 
 DATABASE = "state.sqlite3"
-APPLICATION_ID = 0x56495241  # "VIRA"
-SCHEMA_VERSION = 1
 
 _MAGIC = b"SQLite format 3\0"
 _HEADER_BYTES = 100
@@ -108,12 +106,16 @@ def translate(error: sqlite3.Error, path: Path) -> StoreError:
     was before it. A failed fsync (SQLITE_IOERR_FSYNC, also when the file system finds only then that it is full) is
     not: the frame may be on disk. So is everything that is not known better.
     """
-    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    whole_code: int | None = getattr(error, "sqlite_errorcode", None)
     name = getattr(error, "sqlite_errorname", type(error).__name__)
+    code = None if whole_code is None else whole_code & 0xFF
     if code == sqlite3.SQLITE_FULL:
         return StorageFullError(f"{path}: no space left ({error})")
-    if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
-        return StoreCorruptError(f"{path}: damaged ({error}); {_RESTORE_HINT}")
+    # Without a code it is Python's own: a stored text that is not UTF-8.
+    undecodable = code is None and isinstance(error, sqlite3.OperationalError)
+    if undecodable or code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+        what = str(error).splitlines()[0]
+        return corrupt(path, f"damaged ({what})")
     return OutcomeUnknownError(f"{path}: {name}: {error}")
 
 
@@ -127,6 +129,9 @@ def check(path: Path) -> None:
     before = set(_side_files(path))
     try:
         with contextlib.closing(sqlite3.connect(uri(path, "ro"), uri=True)) as connection:
+            tables = connection.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY rowid")
+            if [str(row[0]) for row in tables] != list(sqlite_schema.TABLES):
+                raise corrupt(path, "damaged (its tables are not as they were made)")
             problems = [str(row[0]) for row in connection.execute("PRAGMA quick_check(3)")]
             if sqlite_wal.drops_commits(path):
                 problems = [f"a commit in {path.name}-wal does not match its checksum, and later ones follow it"]
@@ -149,12 +154,16 @@ def _check_header(path: Path) -> None:
     if len(header) < _HEADER_BYTES or not header.startswith(_MAGIC):
         raise corrupt(path, "not a SQLite database")
     version, application = int.from_bytes(header[60:64], "big"), int.from_bytes(header[68:72], "big")
-    if application != APPLICATION_ID:
+    if application != sqlite_schema.APPLICATION_ID:
         raise corrupt(path, f"a SQLite database of another program (application id {application:#x})")
-    if version != SCHEMA_VERSION:
-        raise corrupt(
-            path, f"has schema version {version}, this controld reads version {SCHEMA_VERSION}: use the other"
-        )
+    if version != sqlite_schema.VERSION:
+        known = sqlite_schema.VERSION
+        raise corrupt(path, f"has schema version {version}, this controld reads version {known}: use the other")
+    pages, page_bytes = int.from_bytes(header[28:32], "big"), int.from_bytes(header[16:18], "big")
+    size_bytes = path.stat().st_size
+    # While a log is there, the file may be behind what its first page says: a crash can cut a copy of the log short.
+    if not any(_side_files(path)) and size_bytes < pages * page_bytes:
+        raise corrupt(path, f"has {size_bytes} bytes, not the {pages * page_bytes} that were written")
 
 
 def uri(path: Path, mode: str) -> str:

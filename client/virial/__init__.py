@@ -84,8 +84,10 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> object:
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module 'virial' has no attribute {name!r}")
-    return getattr(importlib.import_module(home), name)
+if not TYPE_CHECKING:  # to a type checker, a name that is not imported above does not exist
+
+    def __getattr__(name: str) -> object:
+        home = _HOMES.get(name)
+        if home is None:
+            raise AttributeError(f"module 'virial' has no attribute {name!r}")
+        return getattr(importlib.import_module(home), name)

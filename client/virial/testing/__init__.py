@@ -31,14 +31,18 @@ _HOMES = {
 __all__ = ["FakeClient", "FakeCluster", "StalledError"]
 
 
-def __getattr__(name: str) -> object:
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module 'virial.testing' has no attribute {name!r}")
-    try:
-        return getattr(importlib.import_module(home), name)
-    except ModuleNotFoundError as error:
-        if error.name is not None and error.name.split(".")[0] == "virial":
-            raise
-        message = f"virial.testing needs the extra 'testing' ({error.name} is missing): pip install 'virial[testing]'"
-        raise ModuleNotFoundError(message, name=error.name) from error
+if not TYPE_CHECKING:  # to a type checker, a name that is not imported above does not exist
+
+    def __getattr__(name: str) -> object:
+        home = _HOMES.get(name)
+        if home is None:
+            raise AttributeError(f"module 'virial.testing' has no attribute {name!r}")
+        try:
+            return getattr(importlib.import_module(home), name)
+        except ModuleNotFoundError as error:
+            if error.name is not None and error.name.split(".")[0] == "virial":
+                raise
+            message = (
+                f"virial.testing needs the extra 'testing' ({error.name} is missing): pip install 'virial[testing]'"
+            )
+            raise ModuleNotFoundError(message, name=error.name) from error

@@ -72,3 +72,16 @@ def test_bash_completes(tmp_path: Path) -> None:
     script = SCRIPTS[Shell.BASH] + line
     done = subprocess.run(["bash", "-c", script], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["--dry-run"]
+
+
+def test_fish_completes(tmp_path: Path) -> None:
+    if shutil.which("fish") is None:
+        pytest.skip("fish is not installed")
+    program = tmp_path / "virial"
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m virial.cli "$@"\n')
+    program.chmod(0o755)
+    path = os.pathsep.join(str(ROOT / part) for part in ("client", "protos"))
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": path, "HOME": str(tmp_path)}
+    script = SCRIPTS[Shell.FISH] + 'complete -C "virial jobs -o "'
+    done = subprocess.run(["fish", "-c", script], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["table", "json", "yaml"]

@@ -37,10 +37,15 @@ compdef _virial virial
 """,
     Shell.FISH: """\
 function __virial
-    set -l words (commandline -opc) (commandline -ct)
-    virial __complete $words[2..-1] 2>/dev/null
+    set -l words (commandline -opc) (commandline -ct | string collect --allow-empty)
+    set -l found (virial __complete $words[2..-1] 2>/dev/null)
+    if test (count $found) -gt 0
+        printf '%s\\n' $found
+    else
+        __fish_complete_path (commandline -ct)
+    end
 end
-complete -c virial -a '(__virial)'
+complete -c virial -f -a '(__virial)'
 """,
 }
 

@@ -2,15 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
-
-from virialpb.units import (
-    format_bytes,
-    format_bytes_per_second,
-    format_cpu_millis,
-    format_duration_ns,
-    format_power_milliwatts,
-)
+# Quantities and dates are imported where they are used: `virial --help` needs neither.
 
 UNKNOWN = "unknown"
 SECOND_NS = 1_000_000_000
@@ -30,6 +22,8 @@ def clean(text: str) -> str:
 
 def size(value_bytes: int) -> str:
     """Exact where that is short (`512MiB`), else to a tenth (`31.3GiB`)."""
+    from virialpb.units import format_bytes
+
     exact = format_bytes(value_bytes)
     plain = exact == f"{value_bytes}B"
     if value_bytes < 1024 or (len(exact) <= _EXACT_LENGTH_MAX and (not plain or value_bytes < _SINGLE_BYTES_MAX)):
@@ -40,6 +34,8 @@ def size(value_bytes: int) -> str:
 
 def cpu(value_millis: int) -> str:
     """Cores: `2`, or thousandths: `300m`."""
+    from virialpb.units import format_cpu_millis
+
     return format_cpu_millis(value_millis)
 
 
@@ -66,20 +62,28 @@ def moment(unix_ns: int) -> str:
     """Local date and time to the second."""
     if not unix_ns:
         return UNKNOWN
-    return datetime.fromtimestamp(unix_ns // SECOND_NS, UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    return _local(unix_ns, "%Y-%m-%d %H:%M:%S")
 
 
 def clock(unix_ns: int) -> str:
     """Local time of day to the second, as in a log."""
     if not unix_ns:
         return "--:--:--"
-    return datetime.fromtimestamp(unix_ns // SECOND_NS, UTC).astimezone().strftime("%H:%M:%S")
+    return _local(unix_ns, "%H:%M:%S")
+
+
+def _local(unix_ns: int, form: str) -> str:
+    from datetime import UTC, datetime
+
+    return datetime.fromtimestamp(unix_ns // SECOND_NS, UTC).astimezone().strftime(form)
 
 
 def quantity(value: int | None, unit: str) -> str:
     """A reading with its unit. Units that are not known here are written out, not guessed at."""
     if value is None:
         return UNKNOWN
+    from virialpb.units import format_bytes_per_second, format_duration_ns
+
     match unit:
         case "bytes":
             return size(value) if value >= 0 else f"{value} bytes"
@@ -87,8 +91,6 @@ def quantity(value: int | None, unit: str) -> str:
             return format_bytes_per_second(value)
         case "ns" if value >= 0:
             return format_duration_ns(value)
-        case "milliwatts" if value >= 0:
-            return format_power_milliwatts(value)
         case "millidegrees_celsius":
             return f"{value / 1000:.1f}C"
         case "flag":

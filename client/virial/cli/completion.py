@@ -37,12 +37,13 @@ compdef _virial virial
 """,
     Shell.FISH: """\
 function __virial
-    set -l words (commandline -opc) (commandline -ct | string collect --allow-empty)
+    set -l current (commandline -ct)
+    set -l words (commandline -opc) "$current"
     set -l found (virial __complete $words[2..-1] 2>/dev/null)
     if test (count $found) -gt 0
         printf '%s\\n' $found
     else
-        __fish_complete_path (commandline -ct)
+        __fish_complete_path "$current"
     end
 end
 complete -c virial -f -a '(__virial)'

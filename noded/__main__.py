@@ -44,6 +44,9 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: list[str] | None = None) -> int:
     options = vars(parser().parse_args(argv))
+    # gRPC reads these when its first channel is made. Its fork handlers only complain here: children exec at once.
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     try:
         loaded = load_config(
             *_file(options["config"]), os.environ, {s.name: options[s.name] for s in settings(NodedConfig)}

@@ -77,6 +77,7 @@ class Driver:
         self._writing: dict[SlotId, asyncio.Future[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._wake_at: asyncio.TimerHandle | None = None
+        self._guardian_pid: tuple[int, int] | None = None
 
     def attach(self, link: Link) -> None:
         self._link = link
@@ -134,6 +135,8 @@ class Driver:
         async for event in self._guardian.events():
             match event:
                 case Connected(hello):
+                    process = read_process(hello.pid)
+                    self._guardian_pid = None if process is None else (hello.pid, process.start_ticks)
                     self._log.info(LogName.GUARDIAN_CONNECTED, pid=hello.pid, fencing=hello.fencing)
                     self.post(hello_from_guardian(hello, tuple(self._records.values())))
                     self.met_guardian.set()
@@ -184,6 +187,8 @@ class Driver:
                 self._start(self._quietly(lambda: self._files.save_leader(leader_epoch, cluster_uid), "leader.json"))
             case i.KillSlot():
                 self._kill(instruction)
+            case i.ReplaceGuardian():
+                self._replace_guardian()
             case i.VerifyShard():
                 self._start(self._verify(instruction))
             case i.MakeDirectory():
@@ -296,6 +301,15 @@ class Driver:
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(fd, signal.SIGKILL)
         os.close(fd)
+
+    def _replace_guardian(self) -> None:
+        """The client notices the end of the connection, and starts another."""
+        fd = None if self._guardian_pid is None else open_pidfd(*self._guardian_pid)
+        if fd is not None:
+            self._log.error(LogName.GUARDIAN_REPLACED, why="it does not answer, and every lease is over")
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(fd, signal.SIGKILL)
+            os.close(fd)
 
     # -- this machine
 

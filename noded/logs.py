@@ -26,6 +26,7 @@ class LogName(StrEnum):
     GUARDIAN_CONNECTED = "guardian.connected"
     GUARDIAN_LOST = "guardian.lost"
     GUARDIAN_REFUSED = "guardian.refused"
+    GUARDIAN_REPLACED = "guardian.replaced"
     SESSION_OPENED = "session.opened"
     SESSION_CLOSED = "session.closed"
     CONTROLLER_SILENT = "controller.silent"

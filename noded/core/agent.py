@@ -12,6 +12,7 @@ Pure. The shell (noded.driver) carries the instructions out in order and tells t
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import Final
 
 from noded.core.beats import BeatClock, fitted, fitted_readings
@@ -50,6 +51,7 @@ from noded.core.instructions import (
     Instruction,
     NewSession,
     Redial,
+    ReplaceGuardian,
     SaveLeader,
     SendBeat,
     SendDropDone,
@@ -77,6 +79,7 @@ from virialpb.ids import NO_EPOCH, Epoch, Incarnation, NodeUid, SlotId
 from virialpb.reasons import StopReason
 
 GUARDIAN_PATIENCE_NS: Final = 3_000_000_000
+GUARDIAN_HANGS_NS: Final = 10_000_000_000
 
 
 class AgentCore:
@@ -105,6 +108,7 @@ class AgentCore:
         self._fencing = ""
         self._readings: tuple[Sample, ...] = ()
         self.guardian_ok = False
+        self._silent_since_ns = 0
         self.connected = False
         self.welcomed = False
         self._foreign = False
@@ -119,7 +123,7 @@ class AgentCore:
     def handle(self, event: Event, now_ns: int) -> list[Instruction]:
         found = self._dispatch(event, now_ns) + self.slots.advance(now_ns)
         if isinstance(event, Tick) and not self.guardian_ok:
-            found += self.slots.overdue(now_ns)
+            found += self.slots.overdue(now_ns) + self._replace_guardian(now_ns)
         for instruction in found:
             if isinstance(instruction, Forget):
                 self._ledger.forget(instruction.slot)
@@ -144,7 +148,8 @@ class AgentCore:
             case GuardianHello():
                 return self._guardian_hello(event, now_ns)
             case GuardianLost():
-                self.guardian_ok = False
+                if self.guardian_ok:
+                    self.guardian_ok, self._silent_since_ns = False, now_ns
                 return []
             case GuardianAnswered():
                 self.guardian_ok = True
@@ -194,13 +199,13 @@ class AgentCore:
         if self._incarnation is None:
             return [NewSession()]  # no identity yet: the shell connects too early
         self.connected, self.welcomed, self._foreign = True, False, False
-        self._beats.heard_ns = now_ns
+        self._beats.heard_ns = now_ns  # the spells of silence go on growing until an acknowledgement comes
         self._told_gone = tuple(self.slots.gone)
         hello = Hello(
             incarnation=self._incarnation,
             facts=self._facts,
             fencing=self._fencing,
-            beat=self._beat(now_ns),
+            beat=replace(self._beat(now_ns), readings=()),
             leader_epoch_seen=self.leader.seen,
             gone_slots=self._told_gone,
         )
@@ -248,7 +253,6 @@ class AgentCore:
         if moved and not found:
             found = [SaveLeader(self.leader.seen, self._cluster_uid)]
         self.welcomed = True
-        self._beats.heard_ns = now_ns
         self._beats.set_interval(order.renew_interval_ms)
         return found + self._let_go() + self._ledger.resend(now_ns, all_of_them=True)
 
@@ -263,7 +267,7 @@ class AgentCore:
     def _follow(self, order: Order, now_ns: int) -> list[Instruction]:
         match order:
             case BeatAck():
-                self._beats.heard_ns = now_ns
+                self._beats.heard(now_ns)
                 return self.slots.extend(now_ns) if self.lease.acknowledged(order.seq) else []
             case TaskReply():
                 return self._ledger.replied(order, self.slots.get(order.slot))
@@ -300,13 +304,21 @@ class AgentCore:
             found.append(NewSession())
         return found + self._stop_older_history()
 
+    def _replace_guardian(self, now_ns: int) -> list[Instruction]:
+        """One that hangs for good must not cost the node. Past every deadline nobody is harmed by its end."""
+        if self._incarnation is None or self._silent_since_ns + GUARDIAN_HANGS_NS > now_ns:
+            return []
+        if any(slot.leased and slot.deadline_ns + GUARDIAN_HANGS_NS > now_ns for slot in self.slots.all()):
+            return []
+        self._silent_since_ns = now_ns
+        return [ReplaceGuardian()]
+
     # -- beats
 
     def _tick(self, now_ns: int) -> list[Instruction]:
         if not self.connected:
             return []
         if self._beats.unanswered(now_ns):
-            self._beats.heard_ns = now_ns  # once for each spell of silence
             self.counters["unanswered"] += 1
             return [Redial()]
         return self._ledger.resend(now_ns) if self.welcomed else []

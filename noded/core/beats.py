@@ -15,6 +15,7 @@ COALESCE_NS: Final = 20 * NS_PER_MS
 """A change of a slot is told at once, but the changes of a whole gang within 20 ms share a beat."""
 UNANSWERED_NS: Final = 3_000 * NS_PER_MS
 """No ack for so long: the bytes stop somewhere although nothing is closed. Dial another connection."""
+UNANSWERED_NS_MAX: Final = 12_000 * NS_PER_MS
 _READINGS_BYTES: Final = 28 * 1024
 _READING_OVERHEAD_BYTES: Final = 32
 """Of tags, lengths and the two numbers of one reading, generously."""
@@ -31,6 +32,12 @@ class BeatClock:
         self.last_seq = 0
         self.last_sent_ns = 0
         self.heard_ns = 0
+        self._silences = 0
+
+    def heard(self, now_ns: int) -> None:
+        """The controller acknowledged, or a new session began."""
+        self.heard_ns = now_ns
+        self._silences = 0
 
     def next(self, now_ns: int) -> int:
         self.last_seq += 1
@@ -45,7 +52,14 @@ class BeatClock:
         self.interval_ns = min(max(interval_ms, INTERVAL_MS_MIN), INTERVAL_MS_MAX) * NS_PER_MS
 
     def unanswered(self, now_ns: int) -> bool:
-        return self.heard_ns + UNANSWERED_NS <= now_ns
+        """Whether to dial another connection: once for each spell of silence, each twice as long as the one before,
+        so that agents do not keep a slow controller from getting well."""
+        spell_ns = min(UNANSWERED_NS << self._silences, UNANSWERED_NS_MAX)
+        if self.heard_ns + spell_ns > now_ns:
+            return False
+        self.heard_ns = now_ns
+        self._silences = min(self._silences + 1, 8)
+        return True
 
 
 def fitted(statuses: tuple[SlotStatus, ...]) -> tuple[SlotStatus, ...]:

@@ -116,6 +116,11 @@ class KillSlot:
 
 
 @dataclass(frozen=True, slots=True)
+class ReplaceGuardian:
+    """It has been silent past every deadline, so nothing of its slots may run any more: end it, for a new one."""
+
+
+@dataclass(frozen=True, slots=True)
 class VerifyShard:
     slot: SlotId
     token: Token
@@ -173,6 +178,7 @@ Instruction = (
     | NewSession
     | GuardianInstruction
     | KillSlot
+    | ReplaceGuardian
     | VerifyShard
     | MakeDirectory
     | DropFiles

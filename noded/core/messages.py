@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Final
 
 from virialpb.ids import NO_EPOCH, CheckpointId, Epoch, Incarnation, JobId, SlotId, Token
 from virialpb.reasons import ExitReason, PrepareFailure, Reason, StopReason
 
 AttributeValue = str | int | bool
+WHOLE_THOUSANDTHS: Final = 1000
 
 
 class SlotState(StrEnum):
@@ -217,7 +219,7 @@ class BeatAck:
 @dataclass(frozen=True, slots=True)
 class DeviceGrant:
     device_key: str
-    share_thousandths: int = 1000
+    share_thousandths: int = WHOLE_THOUSANDTHS
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,10 +353,19 @@ class SlotRecord:
     rank: int | None
     fence_after_ms: int
     cpu_millis: int = 0
-    device_keys: tuple[str, ...] = ()
+    devices: tuple[DeviceGrant, ...] = ()
     user: str = ""
     group: str = ""
     restore: Restore | None = None
     cause_id: str = ""
     user_env: tuple[str, ...] = field(default=())
     """Names that the user set; the environment of a rank leaves them alone."""
+
+    @property
+    def device_keys(self) -> tuple[str, ...]:
+        return tuple(grant.device_key for grant in self.devices)
+
+    @property
+    def whole_devices(self) -> tuple[str, ...]:
+        """Those that nobody else may hold a part of."""
+        return tuple(grant.device_key for grant in self.devices if grant.share_thousandths >= WHOLE_THOUSANDTHS)

@@ -28,6 +28,7 @@ from noded.core.instructions import (
 )
 from noded.core.lease import NS_PER_MS, LeaseClock
 from noded.core.messages import (
+    WHOLE_THOUSANDTHS,
     CheckpointOutcome,
     Device,
     Go,
@@ -134,7 +135,7 @@ class SlotBook(SlotTable):
         if slot.record.rank is None:
             self._counters["spare_go"] += 1
             return []
-        if slot.phase is not Phase.READY:
+        if slot.phase is not Phase.READY or self.devices is None:
             return []  # running already, or not ready yet: the controller sees which, and says Go again
         slot.phase, slot.may_live = Phase.STARTING, True
         restore = slot.record.restore
@@ -195,6 +196,9 @@ class SlotBook(SlotTable):
         missing = sorted(set(slot.record.device_keys) - set(self.devices))
         if missing:
             return self._fail(slot, PrepareFailure.INVENTORY_MISSING, f"no such device here: {', '.join(missing)}")
+        busy = self._overbooked(slot)
+        if busy:
+            return self._fail(slot, PrepareFailure.DEVICE_BUSY, busy)
         if order.task.runtime not in RUNTIMES:
             return self._fail(slot, PrepareFailure.KIND_UNSUPPORTED, order.task.runtime)
         if order.restore is None or order.rank is None:
@@ -215,10 +219,24 @@ class SlotBook(SlotTable):
                 task=order.task,
                 cpu_millis=order.cpu_millis,
                 memory_bytes=order.memory_bytes,
-                device_keys=slot.record.device_keys,
+                device_keys=slot.record.whole_devices,
                 hold_port=order.hold_port,
             ),
         ]
+
+    def _overbooked(self, slot: Slot) -> str:
+        """The device of which more than the whole would be given out, and who has it. The guardian keeps whole devices
+        apart by itself; parts are counted here."""
+        for grant in slot.record.devices:
+            held = [
+                (other.id, part.share_thousandths)
+                for other in self.all()
+                for part in other.record.devices
+                if other.holds and part.device_key == grant.device_key
+            ]
+            if grant.share_thousandths + sum(share for _, share in held) > WHOLE_THOUSANDTHS and held:
+                return f"{grant.device_key} held by {', '.join(holder for holder, _ in held)}"
+        return ""
 
     def _fail(self, slot: Slot, failure: PrepareFailure, detail: str) -> list[Instruction]:
         slot.phase, slot.failure, slot.failure_detail = Phase.FAILED, failure, detail

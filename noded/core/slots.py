@@ -14,7 +14,7 @@ from typing import Final
 
 from noded.core.events import GuardianSlot, GuardianState, Progress
 from noded.core.lease import NS_PER_MS
-from noded.core.messages import Prepare, SlotRecord, SlotState, SlotStatus, TaskExit
+from noded.core.messages import DeviceGrant, Prepare, SlotRecord, SlotState, SlotStatus, TaskExit
 from virialpb.ids import SlotId, Token
 from virialpb.reasons import ExitReason, PrepareFailure
 
@@ -99,6 +99,11 @@ class Slot:
         return self.phase in _LEASED
 
     @property
+    def holds(self) -> bool:
+        """Its devices are taken: reserved, running, or not proven gone."""
+        return self.leased or self.phase in (Phase.RESERVING, Phase.STUCK)
+
+    @property
     def ended(self) -> bool:
         """Nothing of it runs or is reserved, and nothing more will come of it."""
         return self.phase in _ENDED
@@ -132,7 +137,7 @@ def record_of(order: Prepare) -> SlotRecord:
         rank=order.rank,
         fence_after_ms=order.fence_after_ms,
         cpu_millis=order.cpu_millis,
-        device_keys=tuple(grant.device_key for grant in order.devices),
+        devices=order.devices,
         user=order.task.user,
         group=order.task.group,
         restore=order.restore,
@@ -144,7 +149,8 @@ def record_of(order: Prepare) -> SlotRecord:
 def adopted(held: GuardianSlot, record: SlotRecord | None) -> Slot:
     """A slot that the guardian kept. Without a record of the same token its lease is never extended."""
     if record is None or record.token != held.token:
-        record = SlotRecord(held.slot, held.token, held.rank, fence_after_ms=0, device_keys=held.device_keys)
+        devices = tuple(DeviceGrant(key) for key in held.device_keys)
+        record = SlotRecord(held.slot, held.token, held.rank, fence_after_ms=0, devices=devices)
     return Slot(
         record,
         _ADOPTED[held.state],

@@ -12,7 +12,8 @@ from virialpb.ids import JobId, SlotId, Token
 
 REMEMBERED_MAX: Final = 4096
 """Released slots and newest tokens kept, so that a late Prepare revives nothing."""
-GONE_MAX: Final = 1000
+GONE_MAX: Final = 200
+"""They all stand in a hello, which is a control message of at most 64 KiB."""
 
 
 class SlotTable:
@@ -44,6 +45,7 @@ class SlotTable:
         return [Forget(slot.id)] if slot.in_guardian else []
 
     def _gone(self, slot: SlotId, token: Token) -> None:
+        self._finish(slot, token)  # it was granted to a former incarnation: this one must not run it
         self.gone[slot] = token
         if len(self.gone) > GONE_MAX:
             del self.gone[next(iter(self.gone))]

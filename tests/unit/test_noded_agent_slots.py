@@ -95,6 +95,26 @@ def test_a_prepare_waits_for_a_renewal_when_the_last_one_is_too_old() -> None:
     assert [type(one) for one in found] == [i.Remember, i.GuardianPrepare]
 
 
+def test_parts_of_a_device_are_counted_and_whole_devices_left_to_the_guardian() -> None:
+    agent = online()
+
+    def asked(name: str, share: int) -> list[i.Instruction]:
+        token = Token(JobId(name), 1, Epoch(1, 40))
+        grant = (m.DeviceGrant("gpu-0", share),)
+        return silent(
+            agent.handle(order(replace(PREPARE, slot=SlotId(f"{name}.1.0"), token=token, devices=grant)), START)
+        )
+
+    for name in ("a", "b"):
+        prepare = asked(name, 500)[1]
+        assert isinstance(prepare, i.GuardianPrepare)
+        assert prepare.device_keys == ()
+    assert asked("c", 250) == []
+    found = status(agent, SlotId("c.1.0"))
+    assert found is not None
+    assert (found.failure, found.failure_detail) == (PrepareFailure.DEVICE_BUSY, "gpu-0 held by a.1.0, b.1.0")
+
+
 def test_an_unknown_runtime_is_refused() -> None:
     agent = online()
     agent.handle(order(replace(PREPARE, task=replace(TASK, runtime="container"))), START)

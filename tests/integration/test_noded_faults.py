@@ -8,6 +8,8 @@ import signal
 import sys
 from pathlib import Path
 
+import pytest
+
 from noded.run import procs
 from tests.integration.noded_support import HANG_SECONDS, FakeController, Noded, controller, go, noded, prepare, token
 from tests.integration.relay_support import relay
@@ -183,3 +185,17 @@ async def test_case_c9_a_second_noded_over_one_data_directory_is_refused(tmp_pat
             assert await second.wait() == 2
         (line,) = second.log.read_text().splitlines()
         assert "is in use by a noded that runs" in line
+
+
+@pytest.mark.slow
+async def test_a_guardian_that_hangs_for_good_costs_its_tasks_and_not_the_node(tmp_path: Path) -> None:
+    async with controller() as fake, noded(tmp_path / "n1", [fake.address]) as agent:
+        await run_task(fake, fence_after_ms=4_000)
+        pids, guardian = task_pids(agent), agent.guardian_pid()
+        os.kill(guardian, signal.SIGSTOP)
+        await gone(pids)  # by the launcher, which enforces the same deadline
+        await gone([guardian])
+        await fake.until(lambda: len(fake.sessions) >= 2, "a new incarnation")
+        assert list(fake.session.hello.gone_slots) == ["j.1.0"]
+        fake.order(prepare=prepare(["/bin/true"], slot="j.2.0", owner=token(generation=2, revision=30)))
+        await fake.until_state("j.2.0", "READY")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from controld.store.memory import MemoryDisk, MemoryStore
-from controld.store.port import Commit, Store, StoredChange
+from controld.store.port import Commit, SharedStore, Store, StoredChange
 from controld.store.sqlite import SqliteStore
 
 KIB = 1 << 10
@@ -36,6 +36,19 @@ def sqlite_kind(directory: Path) -> Kind:
     )
 
 
+@dataclass
+class SharedKind:
+    """As `Kind`, of a store that several controllers share."""
+
+    name: str
+    make: Callable[[], SharedStore]
+
+
+def shared_memory_kind(_: Path) -> SharedKind:
+    disk = MemoryDisk()
+    return SharedKind("memory", lambda: MemoryStore(disk))
+
+
 def put(key: str, value: bytes = b"v") -> StoredChange:
     return StoredChange(key, value)
 
@@ -58,3 +71,4 @@ async def take(watch: AsyncIterator[Commit], count: int) -> list[Commit]:
 
 
 KINDS: dict[str, Callable[[Path], Kind]] = {"memory": memory_kind, "sqlite": sqlite_kind}
+SHARED: dict[str, Callable[[Path], SharedKind]] = {"memory": shared_memory_kind}

@@ -16,8 +16,12 @@ from controld.store import guard
 from controld.store.faults import FaultKind, Faults, NoFaults, Operation
 from controld.store.guard import Head
 from controld.store.port import (
+    EVIDENCE_SECONDS,
     Commit,
     CompactedError,
+    DeposedError,
+    Incumbent,
+    LeaderSeen,
     Leadership,
     Loaded,
     OutcomeUnknownError,
@@ -53,6 +57,9 @@ class MemoryDisk:
     head: Head = field(default_factory=Head)
     records: dict[str, StoredRecord] = field(default_factory=dict[str, StoredRecord])
     log: list[Commit] = field(default_factory=list[Commit])
+    incumbent: Incumbent | None = None
+    leaders: list[LeaderSeen] = field(default_factory=list[LeaderSeen])
+    proofs: int = 0
     backups: dict[str, _Contents] = field(default_factory=dict[str, _Contents])
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -62,9 +69,53 @@ class MemoryDisk:
         self.changed = asyncio.Event()
 
     def campaign(self, identity: str) -> Leadership:
+        return self._lead(identity, "")
+
+    def take_over(self, identity: str, address: str, token: int) -> Leadership:
+        held = self.incumbent.leadership.token if self.incumbent is not None else 0
+        if held != token:
+            raise DeposedError(f"{identity} would take over from {token}; the store is at {held}")
+        leadership = self._lead(identity, address)
+        self.prove(leadership)
+        return leadership
+
+    def _lead(self, identity: str, address: str) -> Leadership:
+        self._vacate()
+        leadership = Leadership(identity=identity, token=self.head.token, epoch=self.head.epoch)
+        self._stand(Incumbent(leadership, address))
+        return leadership
+
+    def _vacate(self) -> None:
+        """A head of nobody's: what was led before it is over."""
         self.revision += 1
         self.head = Head(token=self.revision, epoch=Epoch(self.history, self.revision))
-        return Leadership(identity=identity, token=self.head.token, epoch=self.head.epoch)
+
+    def _stand(self, incumbent: Incumbent | None) -> None:
+        self.incumbent = incumbent
+        self.leaders.append(LeaderSeen(self.revision, incumbent))
+        self.wake()
+
+    def resign(self, leadership: Leadership) -> None:
+        guard.require_leadership(self.head, leadership)
+        self._vacate()
+        self._stand(None)
+
+    def prove(self, leadership: Leadership) -> None:
+        """A barrier: of one that took over it is also the evidence that it is alive."""
+        guard.require_leadership(self.head, leadership)
+        incumbent = self.incumbent
+        if incumbent is None or not incumbent.address:
+            return
+        self.proofs += 1
+        asyncio.get_running_loop().call_later(EVIDENCE_SECONDS, self._no_evidence, self.proofs)
+        if not incumbent.alive:
+            self.revision += 1
+            self._stand(replace(incumbent, alive=True))
+
+    def _no_evidence(self, proofs: int) -> None:
+        if self.proofs == proofs and self.incumbent is not None:
+            self.revision += 1
+            self._stand(replace(self.incumbent, alive=False))
 
     def commit(self, leadership: Leadership, seq: int, changes: Sequence[StoredChange]) -> int:
         if guard.already_applied(self.head, leadership, seq):
@@ -110,8 +161,19 @@ class MemoryDisk:
         self.records = dict(contents.records)
         self.size_bytes = sum(len(record.key) + len(record.value) for record in self.records.values())
         self.log.clear()
+        self.leaders.clear()
+        self.incumbent = None
         self.head = Head()
         self.wake()
+
+
+def _next_after(position: int, log: Sequence[Commit], leaders: Sequence[LeaderSeen]) -> Commit | LeaderSeen | None:
+    """Of both, what came first after `position`."""
+    found: list[Commit | LeaderSeen] = []
+    for items in (log, leaders):
+        index = bisect_right(items, position, key=lambda item: item.revision)
+        found += items[index : index + 1]
+    return min(found, key=lambda item: item.revision, default=None)
 
 
 def _puts(changes: Sequence[StoredChange]) -> list[StoredChange]:
@@ -139,10 +201,16 @@ class MemoryStore:
 
     def _load(self) -> Loaded:
         records = tuple(self.disk.records[key] for key in sorted(self.disk.records))
-        return Loaded(self.disk.history, self.disk.revision, records)
+        return Loaded(self.disk.history, self.disk.revision, records, self.disk.incumbent)
 
     async def campaign(self, identity: str) -> Leadership:
         return await self._call(Operation.CAMPAIGN, lambda: self.disk.campaign(identity))
+
+    async def take_over(self, identity: str, address: str, token: int) -> Leadership:
+        return await self._call(Operation.CAMPAIGN, lambda: self.disk.take_over(identity, address, token))
+
+    async def resign(self, leadership: Leadership) -> None:
+        await self._call(Operation.CAMPAIGN, lambda: self.disk.resign(leadership))
 
     async def commit(self, leadership: Leadership, seq: int, changes: Sequence[StoredChange]) -> int:
         kept = tuple(changes)
@@ -150,20 +218,24 @@ class MemoryStore:
         return await self._call(Operation.COMMIT, lambda: self.disk.commit(leadership, seq, kept))
 
     async def barrier(self, leadership: Leadership) -> None:
-        await self._call(Operation.BARRIER, lambda: guard.require_leadership(self.disk.head, leadership))
+        await self._call(Operation.BARRIER, lambda: self.disk.prove(leadership))
 
     async def watch(self, after_revision: int) -> AsyncIterator[Commit]:
+        async for item in self.follow(after_revision):
+            if isinstance(item, Commit):
+                yield item
+
+    async def follow(self, after_revision: int) -> AsyncIterator[Commit | LeaderSeen]:
         self._require_open()
         disk, history, position = self.disk, self.disk.history, after_revision
         while True:
             changed = disk.changed
             if disk.history != history or not disk.compacted_revision <= position <= disk.revision:
                 raise CompactedError(disk.compacted_revision)
-            index = bisect_right(disk.log, position, key=lambda commit: commit.revision)
-            if index < len(disk.log):
-                commit = disk.log[index]
-                position = commit.revision
-                yield commit
+            item = _next_after(position, disk.log, disk.leaders)
+            if item is not None:
+                position = item.revision
+                yield item
             else:
                 position = disk.revision
                 await changed.wait()
@@ -174,6 +246,7 @@ class MemoryStore:
         disk = self.disk
         disk.compacted_revision = max(disk.compacted_revision, min(revision, disk.revision))
         disk.log = [commit for commit in disk.log if commit.revision > disk.compacted_revision]
+        disk.leaders = [seen for seen in disk.leaders if seen.revision > disk.compacted_revision]
         disk.wake()
 
     async def status(self) -> StoreStatus:

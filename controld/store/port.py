@@ -16,10 +16,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from virialpb.ids import Epoch
 from virialpb.reasons import Reason
+
+EVIDENCE_SECONDS: Final = 3.0
+"""A leader of a shared store that completes no barrier for so long is shown as not alive (design: store, rule 7)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +48,6 @@ class Commit:
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
-    history: int
-    revision: int
-    records: tuple[StoredRecord, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Leadership:
     """`token` is what writes are guarded by; `epoch` goes out in every message to an agent."""
 
@@ -61,12 +57,47 @@ class Leadership:
 
 
 @dataclass(frozen=True, slots=True)
+class Incumbent:
+    """Who leads a shared store. `address`: HOST:PORT where its peers, agents and clients reach it.
+
+    `alive` is the store's own evidence: False when the leader has completed no barrier for EVIDENCE_SECONDS.
+    """
+
+    leadership: Leadership
+    address: str
+    alive: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class LeaderSeen:
+    """As of `revision` this one leads, or is alive or not by the store's evidence; None: nobody leads."""
+
+    revision: int
+    incumbent: Incumbent | None
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """`incumbent` is who led at `revision`; None where nobody did, or where the store is not shared."""
+
+    history: int
+    revision: int
+    records: tuple[StoredRecord, ...]
+    incumbent: Incumbent | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class StoreStatus:
+    """`commit_*_max`: what one commit may hold, None where nothing but space bounds it. `problems`: in words."""
+
     kind: str
     history: int
     revision: int
     compacted_revision: int
     size_bytes: int
+    commit_operations_max: int | None = None
+    commit_bytes_max: int | None = None
+    problems: tuple[str, ...] = ()
 
 
 class StoreError(Exception):
@@ -91,6 +122,16 @@ class StorageFullError(StoreError):
     """Nothing was written: no space."""
 
     reason = Reason.STORAGE_FULL
+
+
+class CommitTooLargeError(StorageFullError):
+    """Nothing was written: more than one transaction of this store may hold (`StoreStatus.commit_*_max`)."""
+
+
+class StoreUnavailableError(StoreError):
+    """The store does not answer, or has no majority; nothing was asked of it that could have had an effect."""
+
+    reason = Reason.NO_LEADER
 
 
 class CompactedError(StoreError):
@@ -165,4 +206,35 @@ class Store(Protocol):
 
     async def restore(self, path: str) -> None:
         """Replace everything by a backup and raise the history counter. Only on a closed-for-writing store."""
+        ...
+
+
+class SharedStore(Store, Protocol):
+    """A store that several controllers share, each through a handle of its own.
+
+    - `take_over` campaigns only while the leadership seen last is in force, so of several at once one wins.
+    - `follow` gives commits and changes of leadership in ONE order, by revision: whoever has seen its own takeover
+      there has seen every commit of every leader before it.
+    - A completed `barrier` is also the evidence that the leader is alive; one that completes later makes it so again.
+    """
+
+    async def take_over(self, identity: str, address: str, token: int) -> Leadership:
+        """Become leader in place of the leadership of `token`; 0: while nobody leads.
+
+        Raises DeposedError where another leadership is in force by now: nothing was changed. OutcomeUnknownError:
+        `follow` will tell.
+        """
+        ...
+
+    def follow(self, after_revision: int) -> AsyncIterator[Commit | LeaderSeen]:
+        """As `watch`, with every change of leadership after the revision. Raises CompactedError, or
+        OutcomeUnknownError when the store cannot be reached any more: go on after the last revision seen.
+        """
+        ...
+
+    async def resign(self, leadership: Leadership) -> None:
+        """Lead no more: nothing of this leadership is committed from now on, and whoever follows is told.
+
+        Raises DeposedError where another leads already.
+        """
         ...

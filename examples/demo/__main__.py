@@ -80,12 +80,17 @@ def demo(options: Options, directory: Path) -> dict[str, object]:
 
 
 def interrupt(_number: int, _frame: FrameType | None) -> None:
+    """Stop once: whoever presses Ctrl-C again would otherwise break off the stopping, and leave something behind."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     raise KeyboardInterrupt
 
 
 def main() -> int:
     options, keep = parse_options()
     signal.signal(signal.SIGTERM, interrupt)
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as in the background of a script
+        signal.signal(signal.SIGINT, interrupt)
     try:
         if keep:
             report = demo(options, Path(keep).resolve())

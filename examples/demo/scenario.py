@@ -218,10 +218,19 @@ def _recovery(run: Run, lost: str, fault_s: float) -> dict[str, object]:
     return {
         "lost_node": lost,
         "restored_step": generation.restored_step,
-        "steps_redone": run.progress.highest[1] - generation.restored_step,
+        "steps_redone": _highest_step(run, 1) - generation.restored_step,
         "detect_s": round(suspect.at_s - fault_s, 3),
         "recovery_s": round(run.progress.first_new_at_s[2] - fault_s, 3),
     }
+
+
+def _highest_step(run: Run, generation: int) -> int:
+    """The highest step that any rank reported, by what was polled and by the nodes' own files, the lost one's too."""
+    highest = run.progress.highest.get(generation, -1)
+    for path in run.cluster.directory.glob(f"*/tasks/{run.job_id}.{generation}.*/status.json"):
+        progress = json.loads(path.read_bytes())["progress"]
+        highest = max(highest, progress["step"] if progress else -1)
+    return highest
 
 
 def _status(run: Run, node: str, rank: int, generation: int) -> dict[str, object]:

@@ -6,9 +6,8 @@ import threading
 import time
 from dataclasses import dataclass, field
 
-from virial.cli.words import event_line
-
 import virial
+from virial.cli.words import event_line
 from virial.models import Event, Job
 
 
@@ -87,7 +86,9 @@ class Progress:
         if generation is None or job.progress_step is None:
             return
         number, step = generation.number, job.progress_step
-        self.highest[number] = max(step, self.highest.get(number, -1))
+        if step <= self.highest.get(number, -1):
+            return  # a rank that has ended no longer says how far it was
+        self.highest[number] = step
         if step > generation.restored_step:
             self.first_new_at_s.setdefault(number, time.monotonic())
         if step // 20 != self._said:

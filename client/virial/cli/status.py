@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from virial.cli.frame import Session, command
 from virial.cli.human import UNKNOWN, plural
 
@@ -43,7 +45,8 @@ def version(session: Session) -> None:
     from virial.errors import VirialError
 
     try:
-        with session.client() as client:
+        # A version is asked for to see what is installed: a cluster that is away should not hold that up.
+        with replace(session, timeout_s=session.timeout_s or 1.0).client() as client:
             cluster = client.get_status().version
     except (VirialError, CliError):
         cluster = ""

@@ -30,6 +30,8 @@ class Script(job_pb2_grpc.JobServiceServicer):
     requests: list[job_pb2.SubmitJobRequest | job_pb2.GetJobRequest | job_pb2.ListJobsRequest] = field(
         default_factory=list[job_pb2.SubmitJobRequest | job_pb2.GetJobRequest | job_pb2.ListJobsRequest]
     )
+    log: bytes = b""
+    log_requests: list[job_pb2.ReadLogsRequest] = field(default_factory=list[job_pb2.ReadLogsRequest])
     pages: dict[str, tuple[list[str], str]] = field(default_factory=dict[str, tuple[list[str], str]])
 
     def _fail(self, context: Context) -> None:
@@ -70,7 +72,12 @@ class Script(job_pb2_grpc.JobServiceServicer):
     def ReadLogs(  # noqa: N802
         self, request: job_pb2.ReadLogsRequest, context: Context
     ) -> Iterator[job_pb2.ReadLogsResponse]:
-        raise NotImplementedError
+        """Four bytes of the log a message; a failure comes after the first."""
+        self.log_requests.append(request)
+        for start in range(request.offset, len(self.log), 4):
+            data = self.log[start : start + 4]
+            yield job_pb2.ReadLogsResponse(data=data, generation=3, rank=request.rank, next_offset=start + len(data))
+            self._fail(context)
 
 
 def job(id_: str) -> job_pb2.Job:

@@ -156,6 +156,37 @@ def test_a_call_fails_between_two_pages_and_the_list_is_whole(call: Call) -> Non
         assert [job.id for job in call(address, "list_jobs")] == ["a", "b"]
 
 
+def read_sync(addresses: str, **named: Any) -> bytes:
+    with SyncClient(addresses) as client:
+        return b"".join(chunk.data for chunk in client.read_logs("x", **named))
+
+
+def read_async(addresses: str, **named: Any) -> bytes:
+    async def run() -> bytes:
+        async with Client(addresses) as client:
+            return b"".join([chunk.data async for chunk in client.read_logs("x", **named)])
+
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize("read", [read_sync, read_async])
+def test_a_log_goes_on_where_it_broke_off(read: Callable[..., bytes]) -> None:
+    broken = transport(grpc.StatusCode.UNAVAILABLE)
+    script = Script(log=b"0123456789ab", failures=[broken, refuse(Reason.NODE_UNREACHABLE)])
+    with serving(script) as address:
+        assert read(address, follow=True, tail_bytes=100) == b"0123456789ab"
+    asked = [(r.generation, r.offset, r.tail_bytes) for r in script.log_requests]
+    assert asked == [(0, 0, 100), (3, 4, 0), (3, 8, 0)]
+
+
+@pytest.mark.parametrize("read", [read_sync, read_async])
+def test_a_log_that_is_not_there_is_not_asked_for_again(read: Callable[..., bytes]) -> None:
+    script = Script(log=b"01234567", failures=[refuse(Reason.NOT_FOUND)])
+    with serving(script) as address, pytest.raises(virial.NotFoundError):
+        read(address)
+    assert len(script.log_requests) == 1
+
+
 def test_a_client_says_so_in_a_forked_child() -> None:
     with serving(Script()) as address, SyncClient(address) as client:
         client.get_job("x")

@@ -172,25 +172,37 @@ class SyncClient:
         follow: bool = False,
         tail_bytes: int = 0,
     ) -> Iterator[LogChunk]:
-        """A rank's output: of its newest generation when `generation` is 0. `follow`: until the task ends."""
-        request = job_pb2.ReadLogsRequest(
-            name=f"jobs/{job_id}",
-            rank=rank,
-            generation=generation,
-            stream=stream,
-            follow=follow,
-            tail_bytes=tail_bytes,
-        )
-        connection = self._use()
-        reply = connection.jobs.ReadLogs(request)
-        try:
-            for message in reply:
-                yield convert.logs_from(message)
-        except RpcError as error:
-            raise self._in_words(error_for(details_from(error))) from None
-        finally:
-            reply.cancel()
-            connection.leave()
+        """A rank's output, of its newest generation when `generation` is 0. `follow`: until the task ends.
+
+        A broken connection is made again and the output goes on where it was, of the same generation. Raises
+        UnavailableError when the rank's node or the controllers cannot be reached for `timeout_s` of the client.
+        """
+        offset = 0
+        attempts = self._attempts()
+        while True:
+            request = job_pb2.ReadLogsRequest(
+                name=f"jobs/{job_id}",
+                rank=rank,
+                generation=generation,
+                stream=stream,
+                follow=follow,
+                tail_bytes=0 if offset else tail_bytes,
+                offset=offset,
+            )
+            connection = self._use()
+            reply = connection.jobs.ReadLogs(request)
+            try:
+                for message in reply:
+                    generation, offset = message.generation, message.next_offset
+                    attempts = self._attempts()
+                    yield convert.logs_from(message)
+                return
+            except RpcError as error:
+                failure = error
+            finally:
+                reply.cancel()
+                connection.leave()
+            self._again(failure, attempts, connection)
 
     # Nodes and cluster
 

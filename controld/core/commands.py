@@ -167,6 +167,8 @@ class ReleaseMember:
     slot: SlotId
     incarnation: Incarnation
     exit: TaskExit | None = None
+    # The highest step the rank reported; -1: none.
+    progress_step: int = -1
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,7 +76,17 @@ def _member(p: Pass, job: Job, generation: Generation, member: Member, token: To
         exit_ = status.exit
         if exit_ is None and member.rank is not None and generation.phase in RUNNING:
             exit_ = TaskExit(ExitReason.START_FAILED, stderr_tail=status.failure_detail)
-        p.commands.append(ReleaseMember(job.id, generation.number, token.epoch, member.slot, member.incarnation, exit_))
+        p.commands.append(
+            ReleaseMember(
+                job.id,
+                generation.number,
+                token.epoch,
+                member.slot,
+                member.incarnation,
+                exit_,
+                status.progress_step,
+            )
+        )
     elif generation.phase in (Phase.STOPPING, Phase.ENDED):
         if member.rank is not None:
             reason = generation.stop_reason or StopReason.SUPERSEDED

@@ -66,6 +66,9 @@ def release(state: State, command: ReleaseMember, now: Now) -> Outcome:
         return Refused(Reason.FENCED, f"jobs/{command.job}", detail=command.slot)
     if not member.lease.holds:
         return Transition()
+    if command.progress_step > job.highest_step:
+        job = replace(job, highest_step=command.progress_step)
+        draft.put(job)
     node = state.nodes.get(member.node)
     node_name = node.name if node is not None else member.node
     released = replace(member, lease=LeaseState.RELEASED, exit=command.exit)

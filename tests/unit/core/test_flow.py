@@ -47,11 +47,13 @@ def test_a_gang_runs_and_succeeds() -> None:
     job = world.submit(spec(3, 1))
     started(world, job)
     for agent in world.agents.values():
+        agent.progress(77)
         for slot in list(agent.slots):
             if ".s" not in slot:
                 agent.exit(slot, TaskExit(ExitReason.EXITED))
     world.run(4)
     assert world.job(job).state is JobState.SUCCEEDED
+    assert world.job(job).highest_step == 77
     assert all(not a.slots for a in world.agents.values())
     generation = world.state.current(job)
     assert generation is not None

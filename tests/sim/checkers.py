@@ -27,7 +27,7 @@ from controld.store.port import StoredChange
 from noded.core import events as e
 from noded.core import instructions as i
 from noded.core import messages as m
-from tests.sim.disk import Shard, Tree, content_of
+from tests.sim.disk import LOCAL_TIER, Shard, Tree, content_of
 from tests.sim.truth import Run
 from virialpb.ids import Epoch, JobId
 
@@ -46,7 +46,8 @@ CHECKERS = (
     "request_id",
     "explained",
     "progress",
-    "stale_leader",
+    "stale_commit",
+    "stale_order",
     "books",
     "unexpected",
 )
@@ -69,6 +70,7 @@ class Checkers:
         assert checker in CHECKERS, checker
         self.violations.append((checker, f"at {self._world.loop.time():.3f} s: {text}"))
         self._world.trace.note("VIOLATION", checker, text)
+        self._world.accused(checker)
 
     # -- each commit
 
@@ -93,6 +95,10 @@ class Checkers:
             self.accuse("invariant", broken)
         self._world.trace.note("commit", revision, *(change.key for change in changes))
 
+    def written(self, by: Epoch, leading: Epoch) -> None:
+        if by != leading:
+            self.accuse("stale_commit", f"the leader of {by} commits although that of {leading} has taken over")
+
     def _judge_checkpoint(self, new: Checkpoint, changes: list[Change]) -> None:
         old = self.state.checkpoints.get(new.job, {}).get(new.id)
         if new.state is not CheckpointState.COMMITTED or (old is not None and old.state is CheckpointState.COMMITTED):
@@ -108,6 +114,8 @@ class Checkers:
         assert isinstance(after, Generation)
         if generation.phase not in _WRITING and after.phase not in _WRITING:
             self.accuse("checkpoint", f"{name} is committed while its generation is {generation.phase}")
+        if (missing := new.world_size - len({part.rank for part in new.parts})) > 0:
+            self.accuse("checkpoint", f"{name} is committed without the parts of {missing} ranks")
         for part in new.parts:
             tree = self._tree_of(new, part.node)
             directory = self._directory(new)
@@ -127,8 +135,6 @@ class Checkers:
         return host.disk.shards if host is not None else None
 
     def _directory(self, checkpoint: Checkpoint) -> str:
-        from tests.sim.disk import LOCAL_TIER
-
         return checkpoint.directory or f"{LOCAL_TIER}/{checkpoint.job}/{checkpoint.id}"
 
     def _judge_generation(self, new: Generation) -> None:
@@ -138,6 +144,8 @@ class Checkers:
             return
         for member in new.members:
             before = old.member(member.slot)
+            if before is not None and member.lease.holds and not before.lease.holds:
+                self.accuse("lease", f"the lease of {member.slot} was {before.lease} and is {member.lease} again")
             if before is None or not before.lease.holds or member.lease.holds or member.rank is None:
                 continue
             running = [r for r in self._world.truth.running_slot(member.slot) if not r.exempt]
@@ -161,9 +169,9 @@ class Checkers:
     def _judge_job(self, new: Job) -> None:
         if new.id in self.state.jobs:
             return
-        known = self._job_numbers.setdefault(new.number, new.id)
-        if known != new.id:
+        if (known := self._job_numbers.get(new.number)) is not None:
             self.accuse("acknowledged", f"jobs {known} and {new.id} have the same number {new.number}")
+        self._job_numbers[new.number] = new.id
 
     def _judge_result(self, job: Job) -> None:
         """All ranks of ONE generation truly ran to the end."""
@@ -210,7 +218,7 @@ class Checkers:
                 pass
         if obeyed:
             name = type(order).__name__
-            self.accuse("stale_leader", f"{host.name} obeys {name} of {event.leader_epoch}, knows {host.highest_epoch}")
+            self.accuse("stale_order", f"{host.name} obeys {name} of {event.leader_epoch}, knows {host.highest_epoch}")
 
     # -- users
 
@@ -275,5 +283,3 @@ class Checkers:
 def _is(record: object, generation: Generation) -> bool:
     return isinstance(record, Generation) and (record.job, record.number) == (generation.job, generation.number)
 
-
-NO_LEADER = Epoch(0, 0)

@@ -24,6 +24,7 @@ from controld.store.port import Leadership, StoredChange, StoreError
 from tests.sim.clock import HostClock
 from tests.sim.loop import Process
 from tests.sim.streams import ServerEnd
+from virialpb.ids import NO_EPOCH, Epoch
 
 if TYPE_CHECKING:
     from tests.sim.network import Network
@@ -38,28 +39,39 @@ class ObservedDisk(MemoryDisk):
     """Shows every commit that took effect to `on_commit`, at the moment it did."""
 
     on_commit: Callable[[int, tuple[StoredChange, ...]], None]
+    on_written: Callable[[Epoch, Epoch], None]
+    leading: Epoch = NO_EPOCH
+
+    def campaign(self, identity: str) -> Leadership:
+        leadership = super().campaign(identity)
+        self.leading = leadership.epoch
+        return leadership
 
     def commit(self, leadership: Leadership, seq: int, changes: Any) -> int:
         before = self.revision
         revision = super().commit(leadership, seq, changes)
         if revision != before:
+            self.on_written(leadership.epoch, self.leading)
             self.on_commit(revision, tuple(changes))
         return revision
 
 
 class StoreFaults:
-    """Every operation takes a little time. `trouble`: chances of each kind, while there is any."""
+    """Every operation takes a little time. `trouble`: chances of each kind; `hang_s`: none arrives, and it takes so long."""
 
     def __init__(self, rng: Random) -> None:
         self._rng = rng
         self.trouble: dict[FaultKind, float] = {}
         self.slow_s = 0.0
+        self.hang_s = 0.0
         self.crash: Callable[[float], None] | None = None
         self.injected = 0
 
     def next(self, operation: Operation) -> Fault:
         rng = self._rng
         before_s, after_s = rng.uniform(*STORE_S), rng.uniform(*STORE_S)
+        if self.hang_s:
+            return Fault(FaultKind.LOST_BEFORE, self.hang_s)
         if self.slow_s:
             before_s += rng.random() * self.slow_s
             after_s += rng.random() * self.slow_s

@@ -21,6 +21,10 @@ HOUR_NS = 3_600_000_000_000
 CLONE = "clone"
 
 
+def _name(fault: Callable[[], Awaitable[None]]) -> str:
+    return getattr(fault, "__name__", "?")
+
+
 class Faults:
     def __init__(self, world: World) -> None:
         self._world = world
@@ -33,6 +37,7 @@ class Faults:
             (10, self.controller_crash_in_commit),
             (4, self.controller_down),
             (6, self.rival_controller),
+            (6, self.rival_store_cut),
             (10, self.controller_stall),
             (10, self.store_trouble),
             (4, self.store_slow),
@@ -42,6 +47,7 @@ class Faults:
             (8, self.guardian_killed),
             (16, self.partition),
             (8, self.one_way),
+            (6, self.one_way_then_silence),
             (8, self.connections_break),
             (4, self.slow_network),
             (6, self.wall_clock_jump),
@@ -49,7 +55,8 @@ class Faults:
             (6, self.guardian_paused),
             (6, self.host_suspended),
             (8, self.task_killed),
-            (6, self.cloned),
+            (5, self.cloned),
+            (4, self.cloned_of_a_silent_node),
             (4, self.disk_full),
             (4, self.shard_corrupted),
         )
@@ -59,16 +66,18 @@ class Faults:
         return self.kinds.total()
 
     def schedule(self) -> None:
-        weights = [weight for weight, _ in self._menu]
+        wanted = self._world.shape.menu
+        menu = [(weight, fault) for weight, fault in self._menu if not wanted or _name(fault) in wanted]
+        weights = [weight for weight, _ in menu]
         for _ in range(self._world.shape.faults):
-            fault = self._rng.choices([fault for _, fault in self._menu], weights)[0]
+            fault = self._rng.choices([fault for _, fault in menu], weights)[0]
             at_s = self._rng.uniform(15.0, self._world.shape.trouble_s - 20.0)
             self._world.start(self._later(at_s, fault))
 
     async def _later(self, at_s: float, fault: Callable[[], Awaitable[None]]) -> None:
         await asyncio.sleep(at_s)
         if not self._healed:
-            name = getattr(fault, "__name__", "?")
+            name = _name(fault)
             self.kinds[name] += 1
             self._world.trace.note("fault", name)
             await fault()
@@ -81,6 +90,7 @@ class Faults:
         for controller in world.controllers:
             controller.faults.trouble.clear()
             controller.faults.slow_s = 0.0
+            controller.faults.hang_s = 0.0
             controller.faults.crash = None
             if controller.process is not None:
                 controller.process.thaw()
@@ -143,6 +153,18 @@ class Faults:
         await asyncio.sleep(self._rng.uniform(0.5, 15.0))
         if old.process is not None:
             old.process.thaw()
+
+    async def rival_store_cut(self) -> None:
+        """The leader loses its store and keeps its agents, and a second one takes over."""
+        old = self._leading()
+        new = next(c for c in self._world.controllers if c is not old)
+        old.faults.hang_s = self._rng.choice((1.0, 90.0))
+        old.wanted = False
+        await asyncio.sleep(self._rng.uniform(0.0, 3.0))
+        new.wanted = True
+        new.start()
+        await asyncio.sleep(self._rng.choice((5.0, 30.0, 80.0)))
+        old.faults.hang_s = 0.0
 
     async def controller_stall(self) -> None:
         process = self._leading().process
@@ -215,11 +237,11 @@ class Faults:
             if host is not None:
                 host.kill_slot(run.slot)
 
-    async def cloned(self) -> None:
+    async def cloned(self, original: Host | None = None) -> None:
         """The data directory is copied to another machine, which is started: it claims to be the same node."""
         if CLONE in self._world.hosts:
             return
-        original = self._host()
+        original = original or self._host()
         self._note(original.name)
         disk = original.disk.copy()
         clone = self._world.add_host(CLONE, disk, cpu_millis=original.cpu_millis, devices=len(original.inventory.devices))
@@ -231,10 +253,17 @@ class Faults:
             clone.lose_power()
             del self._world.hosts[CLONE]
 
+    async def cloned_of_a_silent_node(self) -> None:
+        """Thought dead and replaced by a copy of its disk, while it still runs, cut off."""
+        original = self._host()
+        self._world.start(self._cut(Way.UP, Way.DOWN, host=original))
+        await asyncio.sleep(self._rng.uniform(3.0, 15.0))
+        await self.cloned(original)
+
     # -- the network
 
-    async def _cut(self, *ways: Way) -> None:
-        host = self._host()
+    async def _cut(self, *ways: Way, host: Host | None = None) -> None:
+        host = host or self._host()
         self._note(host.name, *ways)
         self._world.network.cut(host.name, *ways)
         await asyncio.sleep(self._rng.choice((2.0, 7.0, 20.0, 45.0, 100.0)))
@@ -245,6 +274,17 @@ class Faults:
 
     async def one_way(self) -> None:
         await self._cut(self._rng.choice((Way.UP, Way.DOWN)))
+
+    async def one_way_then_silence(self) -> None:
+        """Renewals arrive and their acknowledgements do not; these arrive late, all at once, and then nothing does."""
+        host, network = self._host(), self._world.network
+        first = self._rng.choice((Way.UP, Way.DOWN))
+        self._note(host.name, first)
+        network.cut(host.name, first)
+        await asyncio.sleep(self._rng.uniform(2.0, 12.0))
+        network.heal(host.name, first)
+        await asyncio.sleep(self._rng.uniform(0.05, 2.5))
+        await self._cut(Way.UP, Way.DOWN, host=host)
 
     async def connections_break(self) -> None:
         self._world.network.break_connections(self._host().name)

@@ -25,6 +25,7 @@ from tests.sim.clock import HostClock
 from tests.sim.disk import LOCAL_TIER, HostDisk, Tree, check_shard
 from tests.sim.guardian import WIRE_S, LineConnection, SimGuardian
 from tests.sim.loop import Life, Process
+from tests.sim.streams import SimDialer
 from tests.sim.task import Program, Rank
 from virialpb.ids import Epoch, NodeUid, SlotId, Token
 
@@ -284,8 +285,8 @@ class Host:
         self.control = self.bulk = None
         driver = SimDriver(self, core, guardian, log, worker)
         rng = self.world.rng(f"link/{self.name}/{self.lives}")
-        control = self.control = ControlLink(self.world.addresses, rng, driver.post, log)
-        bulk = self.bulk = BulkLink(cast("Any", None), worker, rng, lambda _: True, log)
+        control = self.control = ControlLink(SimDialer(), self.world.addresses, rng, driver.post, log)
+        bulk = self.bulk = BulkLink(SimDialer(), cast("Any", None), worker, rng, lambda _: True, log)
         driver.attach(control)
         process.spawn(driver.run(), "driver")
         await driver.met_guardian.wait()

@@ -6,11 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from noded import driver
-from noded.link import bulk as bulk_link
-from noded.link import control as control_link
 from noded.run import control as guardian_control
 from tests.sim.clock import own_boottime_ns
-from tests.sim.streams import open_stream
 
 TICK_SECONDS = 0.25
 """Coarser than the agent's own 0.1 s, for speed: what it enforces late stays within the kill budget of 1 s."""
@@ -19,8 +16,6 @@ TICK_SECONDS = 0.25
 @contextmanager
 def simulated_machine() -> Iterator[None]:
     places = (
-        (control_link, "open_stream", open_stream),
-        (bulk_link, "open_stream", open_stream),
         (guardian_control, "boottime_ns", own_boottime_ns),
         (driver, "TICK_SECONDS", TICK_SECONDS),
     )

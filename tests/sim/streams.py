@@ -77,19 +77,22 @@ class _Methods:
 _PARSE: dict[str, Callable[[bytes], object]] = {"Control": ControlDown.FromString, "Bulk": BulkDown.FromString}
 
 
-async def open_stream(address: str, method: Callable[[Any], Callable[[], Any]]) -> link_stream.Stream[Any, Any]:
-    """Stands in for `noded.link.stream.open_stream`. Raises its DialFailed."""
-    process = PROCESS.get()
-    name = method(_Methods)()
-    network = cast("Network", process.host.network)
-    try:
-        connection = await network.dial(process, process.host.name, address, name)
-    except DialFailed as failure:
-        raise link_stream.DialFailed(str(failure)) from None
-    call = ClientCall(connection, _PARSE[name])
-    stream = link_stream.Stream[Any, Any](address, cast("Any", ClientChannel()), cast("Any", call))
-    stream.start()
-    return stream
+class SimDialer(link_stream.Dialer):
+    """Dials on the network of the host that it is used on."""
+
+    async def open(self, address: str, method: Any) -> link_stream.Stream[Any, Any]:
+        """Raises DialFailed, as the real one does."""
+        process = PROCESS.get()
+        name = method(_Methods)()
+        network = cast("Network", process.host.network)
+        try:
+            connection = await network.dial(process, process.host.name, address, name)
+        except DialFailed as failure:
+            raise link_stream.DialFailed(str(failure)) from None
+        call = ClientCall(connection, _PARSE[name])
+        stream = link_stream.Stream[Any, Any](address, cast("Any", ClientChannel()), cast("Any", call))
+        stream.start()
+        return stream
 
 
 class ServerEnd:

@@ -22,6 +22,7 @@ ASK_AGAIN_S = 5.0
 ASKS_MAX = 24
 WRITE_S = (0.02, 0.3)
 START_S = (0.1, 0.8)
+END_S = (0.0, 1.5)
 
 
 class CallRefused(Exception):
@@ -135,6 +136,7 @@ class Rank:
             if step % program.save_every == 0:
                 await self._save(step, rank)
         await meeting.meet(step, rank)
+        await asyncio.sleep(rng.uniform(*END_S))
         return 0
 
     def _restore(self, rank: int) -> int:

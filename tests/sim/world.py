@@ -39,11 +39,13 @@ FAULTS = 16
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How much of everything; smaller ones make quicker tests."""
+    """How much of everything. `menu`: only these faults; `stop_at`: these checkers' first accusation ends the run."""
 
     trouble_s: float = TROUBLE_S
     commands: int = COMMANDS
     faults: int = FAULTS
+    menu: tuple[str, ...] = ()
+    stop_at: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +73,14 @@ class World:
         self.shared = Tree()
         self.disk = ObservedDisk()
         self.disk.on_commit = self.checkers.committed
+        self.disk.on_written = self.checkers.written
         self.processes: list[Process] = []
         self.commands = 0
         self.faults = Faults(self)
         self.hosts: dict[str, Host] = {}
         self._collectives: dict[Token, Collective] = {}
         self._tasks: list[asyncio.Task[Any]] = []
+        self._judged: asyncio.Future[None] = self.loop.create_future()
         settings = _settings()
         self.addresses = ("c0", "c1")
         self.controllers = [SimController(self, address, self.disk, settings) for address in self.addresses]
@@ -102,12 +106,16 @@ class World:
         """Something that belongs to no process: a user, a fault."""
         self._tasks.append(self.loop.create_task(work, context=NOBODY.copy()))
 
+    def accused(self, checker: str) -> None:
+        if checker in self.shape.stop_at and not self._judged.done():
+            self._judged.set_result(None)
+
     # -- one run
 
     def run(self) -> Result:
         failure = ""
         try:
-            self.loop.run_until_complete(self._main())
+            self.loop.run_until_complete(self._until_judged())
         except Exception as error:
             failure = repr(error)
         if failure:
@@ -133,6 +141,12 @@ class World:
         self.loop.tear_down()
         return result
 
+    async def _until_judged(self) -> None:
+        main = self.loop.create_task(self._main(), context=NOBODY.copy())
+        await asyncio.wait((main, self._judged), return_when=asyncio.FIRST_COMPLETED)
+        if main.done():
+            main.result()
+
     async def _main(self) -> None:
         self.controllers[0].wanted = True
         self.controllers[0].start()
@@ -140,13 +154,15 @@ class World:
             self.loop.after(self.rng(f"boot/{host.name}").uniform(0, 3), host.start_noded)
         share = self.shape.commands // USERS + 1
         users = [User(self, f"u{number}", share, self.shape.trouble_s * 0.95) for number in range(USERS)]
-        for user in users:
-            self.start(user.run())
+        asking = [self.loop.create_task(user.run(), context=NOBODY.copy()) for user in users]
+        self._tasks += asking
         self.faults.schedule()
         while self.loop.time() < self.shape.trouble_s:
             await asyncio.sleep(5.0)
             self._ask_why()
         self.trace.note("heal")
+        for task in asking:
+            task.cancel()
         await self.faults.heal()
         admin = User(self, "admin", 0, 0)
         for host in self.hosts.values():

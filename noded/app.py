@@ -141,10 +141,11 @@ class Agent:
             on_handled=self._handled,
         )
         jitter = random.SystemRandom()
-        dialer = Dialer(credentials_of(config.tls))
+        credentials = credentials_of(config.tls)
+        dialer = Dialer(credentials, warm=config.controllers)
         self._control = ControlLink(dialer, config.controllers, jitter, self._driver.post, log)
         self._bulk = BulkLink(
-            dialer,
+            Dialer(credentials),
             LogFiles(files.data_dir / "tasks"),
             worker,
             jitter,

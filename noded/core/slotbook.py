@@ -142,7 +142,7 @@ class SlotBook(SlotTable):
         directory = (
             "" if restore is None else restore.directory or self.local_directory(slot.token.job, restore.checkpoint)
         )
-        devices = () if self.devices is None else self.devices.values()
+        devices = self.devices.values()
         env = rank_environment(slot.record, order, devices, node_name=self._node_name, checkpoint_directory=directory)
         return [GuardianStart(slot.id, slot.token, env)]
 

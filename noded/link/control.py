@@ -24,6 +24,7 @@ from virialpb.reasons import Reason
 DUPLICATE_SECONDS: Final = 0.5
 DUPLICATE_SECONDS_MAX: Final = 5.0
 """This uid is alive elsewhere: asking often would not make it less so. The first time it may be our own last stream."""
+WARM_SECONDS: Final = 5.0
 LEADER_KEY: Final = "leader_address"
 
 
@@ -60,6 +61,7 @@ class ControlLink:
         self._reader: asyncio.Task[None] | None = None
         self._pause_seconds = 0.0
         self._duplicates = 0
+        self._failure: Exception | None = None
         self.counters: Counter[str] = Counter()
 
     @property
@@ -78,6 +80,8 @@ class ControlLink:
 
     def redial(self) -> None:
         """Dial another connection; the present one goes on until that stands."""
+        if self._stream is not None:
+            self._dialer.suspect(self._stream.address)
         self._ended.set()
 
     def new_session(self) -> None:
@@ -85,16 +89,26 @@ class ControlLink:
         self._drop()
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Until cancelled. Raises what a handler of an event raised."""
+        warming = asyncio.create_task(self._keep_warm(), name="warm connections")
         try:
             while True:
                 await self._connect()
                 await self._ended.wait()
                 self._ended.clear()
+                if self._failure is not None:
+                    raise self._failure
                 if self._stream is None:
                     await self._pause()
         finally:
+            warming.cancel()
             self._drop()
+            _background(self._dialer.close())
+
+    async def _keep_warm(self) -> None:
+        while True:
+            self._dialer.keep_warm()
+            await asyncio.sleep(WARM_SECONDS)
 
     async def _connect(self) -> None:
         """Until a stream stands that replaces the present one, if any."""
@@ -146,6 +160,8 @@ class ControlLink:
             details = why(error)
             self._hint = details.metadata.get(LEADER_KEY) or None
             self._log.info("session.broken", address=stream.address, reason=details.reason, why=details.message)
+        except Exception as error:  # noqa: BLE001 - a defect; it ends the process, which is taken up again by the next
+            self._failure = error
         if self._stream is stream:
             self._drop()
 

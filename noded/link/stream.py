@@ -32,6 +32,7 @@ _OPTIONS: Final = (
     # A path that has silently gone is found out below the streams too, and idle NAT entries are kept.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.enable_http_proxy", 0),
     ("grpc.initial_reconnect_backoff_ms", 100),
@@ -50,6 +51,8 @@ class Stream(Generic[Up, Down]):
     address: str
     channel: aio.Channel
     call: aio.StreamStreamCall[Up, Down]
+    kept: Callable[[], bool] = lambda: False
+    """Whether the connection outlives the stream."""
     dropped: int = 0
     _queue: deque[Up] = field(default_factory=deque[Up])
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
@@ -80,12 +83,13 @@ class Stream(Generic[Up, Down]):
             yield cast("Down", message)
 
     async def close(self) -> None:
-        """End the stream and its connection. Never raises."""
+        """End the stream, and its connection unless that is kept. Never raises."""
         if self._writer is not None:
             self._writer.cancel()
         self.call.cancel()
-        with contextlib.suppress(Exception):
-            await self.channel.close()
+        if not self.kept():
+            with contextlib.suppress(Exception):
+                await self.channel.close()
 
     def start(self) -> None:
         self._writer = asyncio.create_task(self._write(), name=f"stream writer {self.address}")
@@ -104,33 +108,66 @@ class Stream(Generic[Up, Down]):
             self._room.set()
 
 
-@dataclass(frozen=True, slots=True)
 class Dialer:
-    """How controllers are reached: with TLS where `credentials` are given."""
+    """How controllers are reached: with TLS where `credentials` are given.
 
-    credentials: grpc.ChannelCredentials | None = None
+    Connections to the `warm` addresses are kept while no stream is on them: after a change of leader a stream then
+    opens at once, and thousands of agents do not make their TLS handshakes in the same second.
+    """
+
+    def __init__(self, credentials: grpc.ChannelCredentials | None = None, warm: tuple[str, ...] = ()) -> None:
+        self._credentials = credentials
+        self._warm = warm
+        self._kept: dict[str, aio.Channel] = {}
+
+    def keep_warm(self) -> None:
+        """Connect to every warm address that is not connected; to be called from time to time."""
+        for address in self._warm:
+            self._channel(address).get_state(try_to_connect=True)
+
+    def suspect(self, address: str) -> None:
+        """Nothing comes back on the connection to there: the next stream gets another one."""
+        self._kept.pop(address, None)
 
     async def open(
         self, address: str, method: Callable[[NodeServiceAsyncStub], Callable[[], aio.StreamStreamCall[Up, Down]]]
     ) -> Stream[Up, Down]:
         """Connect and open one stream. Raises DialFailed."""
-        if self.credentials is None:
-            channel = aio.insecure_channel(address, options=_OPTIONS)
-        else:
-            channel = aio.secure_channel(address, self.credentials, options=_OPTIONS)
+        channel = self._channel(address)
         try:
             async with asyncio.timeout(DIAL_SECONDS):
                 await channel.channel_ready()
-        except TimeoutError:
+        except BaseException as error:
+            if self._kept.get(address) is channel:
+                del self._kept[address]
             with contextlib.suppress(Exception):
                 await channel.close()
-            raise DialFailed(f"{address}: no connection within {DIAL_SECONDS:g} s") from None
-        except BaseException:
-            await channel.close()
+            if isinstance(error, TimeoutError):
+                raise DialFailed(f"{address}: no connection within {DIAL_SECONDS:g} s") from None
             raise
         stream = Stream(address, channel, method(NodeServiceStub(channel))())
+        stream.kept = lambda: self._kept.get(address) is channel
         stream.start()
         return stream
+
+    async def close(self) -> None:
+        """Give up the kept connections. Never raises."""
+        kept = list(self._kept.values())
+        self._kept.clear()
+        for channel in kept:
+            with contextlib.suppress(Exception):
+                await channel.close()
+
+    def _channel(self, address: str) -> aio.Channel:
+        channel = self._kept.get(address)
+        if channel is None:
+            if self._credentials is None:
+                channel = aio.insecure_channel(address, options=_OPTIONS)
+            else:
+                channel = aio.secure_channel(address, self._credentials, options=_OPTIONS)
+            if address in self._warm:
+                self._kept[address] = channel
+        return channel
 
 
 def why(error: aio.AioRpcError) -> ErrorDetails:

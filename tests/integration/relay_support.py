@@ -15,7 +15,7 @@ class Relay:
         self._open.set()
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self.connections = 0
+        self.carried_bytes = 0
         self.address = ""
 
     async def start(self) -> None:
@@ -41,7 +41,6 @@ class Relay:
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
-        self.connections += 1
         try:
             far_reader, far_writer = await asyncio.open_connection(*self._target)
         except OSError:
@@ -60,6 +59,7 @@ class Relay:
         with contextlib.suppress(OSError):
             while data := await reader.read(1 << 16):
                 await self._open.wait()
+                self.carried_bytes += len(data)
                 writer.write(data)
                 await writer.drain()
         with contextlib.suppress(OSError, RuntimeError):

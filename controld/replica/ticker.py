@@ -118,15 +118,16 @@ class Ticker:
             return
         match command:
             case MarkExpired() | ExpireLeases():
-                self._office.crew.start(self._expire(command, key), f"expiry {command.incarnation.node_uid}")
+                # Judged by what is heard from this moment on: the task starts later, when more may have come in.
+                work = self._expire(command, key, self._unheard(command.incarnation))
+                self._office.crew.start(work, f"expiry {command.incarnation.node_uid}")
             case MarkSuspect():
                 self._queue(command, key, self._unheard(command.incarnation))
             case _:
                 self._queue(command, key, _always)
 
-    async def _expire(self, command: MarkExpired | ExpireLeases, key: FlightKey) -> None:
+    async def _expire(self, command: MarkExpired | ExpireLeases, key: FlightKey, unheard: Callable[[], bool]) -> None:
         """Expire only what this leader, proven to be it, has not heard since it made up its mind."""
-        unheard = self._unheard(command.incarnation)
         try:
             await self._office.barrier.wait()
         except StoreError:

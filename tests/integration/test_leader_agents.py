@@ -7,11 +7,14 @@ import asyncio
 import pytest
 
 from controld.core.agent import DropDone, Prepare, SlotState, SlotStatus, Stop
-from controld.core.commands import SubmitJob
+from controld.core.commands import MarkExpired, SubmitJob
 from controld.core.ids import CheckpointId, Epoch, JobId, NodeUid, SlotId, Token
 from controld.core.model import Inventory, Liveness
 from controld.core.spec import SECOND_NS
-from controld.replica.observe import LogName
+from controld.replica.clock import now
+from controld.replica.observe import UNOBSERVED, LogName
+from controld.replica.stall import StallWatch
+from controld.replica.ticker import Ticker
 from controld.store.faults import Fault, FaultKind, Operation
 from controld.store.memory import MemoryDisk
 from controld.store.port import DeposedError
@@ -174,6 +177,38 @@ def test_an_expiry_is_dropped_when_a_beat_comes_first_and_bars_acknowledgement_w
         await asyncio.sleep(1)
         assert rig.leader.state.nodes[uid].liveness is Liveness.LIVE
         assert peer.acknowledged[-1] == 5
+        await rig.stop()
+
+    run(main)
+
+
+def test_a_beat_that_comes_right_after_the_decision_to_expire_wins() -> None:
+    """Found by the simulation: silence was noted when the expiry's task began, and a hello had come just before it."""
+
+    async def main() -> None:
+        rig = await lead()
+        peer = await Peer.connect(rig.leader, hello(incarnation("n0"), "n0"))
+        office, agents = rig.leader._office, rig.leader._agents
+        assert office is not None
+        assert agents is not None
+        stall = StallWatch(
+            clock=rig.clock,
+            settings=office.settings,
+            view=office.view,
+            state=lambda: office.state,
+            observer=UNOBSERVED,
+            log=rig.log,
+        )
+        ticker = Ticker(office, agents=agents, stall=stall, wake=asyncio.Event(), want=lambda _: None)
+        await asyncio.sleep(1)
+        ticker._submit(MarkExpired(peer.session.incarnation), now(rig.clock))
+        peer.beat(2)
+        await asyncio.sleep(1)
+        assert "node.expired" not in [e.kind for e in rig.leader.state.events.values()]
+        await asyncio.sleep(1)  # what was refused is held back for a while
+        ticker._submit(MarkExpired(peer.session.incarnation), now(rig.clock))
+        await asyncio.sleep(0.1)
+        assert "node.expired" in [e.kind for e in rig.leader.state.events.values()]
         await rig.stop()
 
     run(main)

@@ -38,9 +38,24 @@ class Refusals:
     until_ns: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Sighting:
+    """A node as commits showed it to a replica that did not lead: since when this life of it is the present one, and
+    since when that is SUSPECT (None: it is not)."""
+
+    incarnation: Incarnation
+    since_ns: int
+    suspect_since_ns: int | None = None
+
+
 @dataclass(slots=True)
 class View:
+    """`sighted` is what this leader saw happen before it took over. Nothing was acknowledged to a node after that, so
+    its silence has lasted since then: else each election would give a dead node another lease (C8).
+    """
+
     started_ns: int = 0
+    sighted: dict[NodeUid, Sighting] = field(default_factory=dict[NodeUid, Sighting])
     sessions: dict[NodeUid, SessionView] = field(default_factory=dict[NodeUid, SessionView])
     explain: dict[JobId, Unplaced] = field(default_factory=dict[JobId, Unplaced])
     refusals: dict[tuple[JobId, NodeUid], Refusals] = field(default_factory=dict[tuple[JobId, NodeUid], Refusals])
@@ -91,12 +106,29 @@ class View:
     def rearm(self, now_ns: int) -> None:
         """The leader itself stalled: beats may wait unread, so every session is timed anew. None counts as heard."""
         self.started_ns = now_ns
+        self.sighted.clear()
 
     def silent_ns(self, uid: NodeUid, now_ns: int) -> int:
-        """Time since the last renewal this leader received, but no longer than since its takeover or last stall."""
+        """Time since the last renewal this leader received, but no longer than since its takeover or last stall; of a
+        node that it saw SUSPECT before, since then."""
         session = self.sessions.get(uid)
         heard_ns = None if session is None else session.last_receipt_ns
-        return now_ns - max(self.started_ns, self.started_ns if heard_ns is None else heard_ns)
+        seen = self.sighted.get(uid)
+        since_ns = seen.suspect_since_ns if seen is not None else None
+        base_ns = self.started_ns if since_ns is None else since_ns
+        return now_ns - max(base_ns, base_ns if heard_ns is None else heard_ns)
+
+    def life_since_ns(self, incarnation: Incarnation) -> int:
+        """Since when nothing was acknowledged to any former life of this node, as far as this leader knows."""
+        seen = self.sighted.get(incarnation.node_uid)
+        if seen is not None and seen.incarnation == incarnation:
+            return seen.since_ns
+        session = self.sessions.get(incarnation.node_uid)
+        if session is None:
+            return self.started_ns
+        # A session of another life was acknowledged up to its last beat.
+        known_ns = session.since_ns if session.incarnation == incarnation else session.last_receipt_ns
+        return max(self.started_ns, known_ns or 0)
 
     def first_seen(self, now_ns: int, *what: str) -> int:
         """When `what` was first asked about; it is remembered until `forget`."""

@@ -62,7 +62,6 @@ def _expired(
 ) -> tuple[list[Command], list[int]]:
     """Expiries that are due now, and when each lease of the node would run out in silence."""
     silent_ns = view.silent_ns(node.uid, now_ns)
-    session = view.sessions.get(node.uid)
     expired: dict[Incarnation, list[SlotId]] = {}
     longest_ns = limits.session_fence_after_ns
     due_ns: list[int] = []
@@ -74,8 +73,7 @@ def _expired(
             elapsed_ns = silent_ns
         else:
             # A former life of the node renewed last before this one was first heard.
-            heard_ns = session.since_ns if session is not None else view.started_ns
-            elapsed_ns = now_ns - max(heard_ns, view.started_ns)
+            elapsed_ns = now_ns - view.life_since_ns(node.incarnation)
         due_ns.append(now_ns - elapsed_ns + fence_after_ns + limits.grace_ns)
         if due_ns[-1] <= now_ns:
             expired.setdefault(member.incarnation, []).append(member.slot)

@@ -1,8 +1,8 @@
 """Sessions of agents: who may have one, what their reports do, when their renewals are acknowledged.
 
 A renewal is acknowledged only after a barrier that STARTED after its receipt, never while an expiry of that
-incarnation is on its way, and never once it is EXPIRED: else the acknowledgements of a deposed leader would outlive
-the expiry that its successor commits, and a device would have two holders.
+incarnation is on its way, and only of a node that is committed LIVE: else the acknowledgements of a deposed leader
+would outlive the expiry that its successor commits, and a device would have two holders.
 """
 
 from __future__ import annotations
@@ -164,18 +164,22 @@ class Agents:
     def barrier_proved(self) -> None:
         proved, self._proving = self._proving, {}
         for session, seq in proved.values():
-            if self._may_acknowledge(session):
+            liveness = self._renewable(session)
+            if liveness is Liveness.LIVE:
                 self._put(session, BeatAck(seq))
+            elif liveness is Liveness.SUSPECT and session.uid not in self._received:
+                self._received[session.uid] = (session, seq)  # on its way back: LIVE by the next barrier
 
-    def _may_acknowledge(self, session: NodeSession) -> bool:
+    def _renewable(self, session: NodeSession) -> Liveness | None:
+        """What its node is for everyone; None where nothing may be acknowledged.
+
+        SUSPECT is not enough: a next leader times a node from when it saw it SUSPECT, and an acknowledgement after
+        that would outlive the expiry.
+        """
         node = self._office.state.nodes.get(session.uid)
-        return (
-            not session.closed
-            and session.incarnation not in self._expiring
-            and node is not None
-            and node.incarnation == session.incarnation
-            and node.liveness is not Liveness.EXPIRED
-        )
+        if session.closed or session.incarnation in self._expiring:
+            return None
+        return node.liveness if node is not None and node.incarnation == session.incarnation else None
 
     def end(self, error: SessionClosedError) -> None:
         """The leadership is over: every agent looks for the next leader."""

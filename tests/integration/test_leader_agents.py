@@ -214,6 +214,30 @@ def test_a_beat_that_comes_right_after_the_decision_to_expire_wins() -> None:
     run(main)
 
 
+def test_a_suspect_is_acknowledged_only_once_it_is_live_for_everyone() -> None:
+    """The commit that makes it LIVE hangs: a next leader would time it from its suspicion, and this ack be too long."""
+
+    async def main() -> None:
+        disk = MemoryDisk()
+        store = Gates(disk)
+        rig = await lead(disk, store=store, settings=quick(prune_interval_seconds=3600.0))
+        uid = NodeUid("uid-n0")
+        peer = await Peer.connect(rig.leader, hello(incarnation("n0"), "n0"))
+        await asyncio.sleep(20)
+        assert rig.leader.state.nodes[uid].liveness is Liveness.SUSPECT
+        store.commits.clear()
+        peer.beat(2)
+        await asyncio.sleep(5)
+        assert peer.acknowledged == [1]
+        store.commits.set()
+        await asyncio.sleep(0.6)
+        assert rig.leader.state.nodes[uid].liveness is Liveness.LIVE
+        assert peer.acknowledged == [1, 2], "the beat itself is not lost"
+        await rig.stop()
+
+    run(main)
+
+
 def test_an_expired_session_is_acknowledged_only_once_it_is_live_again() -> None:
     async def main() -> None:
         disk = MemoryDisk()

@@ -195,6 +195,10 @@ _closing: set[asyncio.Task[None]] = set()
 
 def _background(closing: Coroutine[object, object, None]) -> None:
     """Close what nobody waits for; the set keeps the task alive until then."""
-    task = asyncio.create_task(closing)
+    try:
+        task = asyncio.get_running_loop().create_task(closing)
+    except RuntimeError:  # the loop has ended, and its connections with it
+        closing.close()
+        return
     _closing.add(task)
     task.add_done_callback(_closing.discard)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Final
 
 from noded.core.lease import NS_PER_MS
-from noded.core.messages import Sample, SlotStatus, TaskExit
+from noded.core.messages import NodeFacts, Sample, SlotStatus, TaskExit
 
 INTERVAL_MS: Final = 1_000
 INTERVAL_MS_MIN: Final = 50
@@ -16,12 +17,19 @@ COALESCE_NS: Final = 20 * NS_PER_MS
 UNANSWERED_NS: Final = 3_000 * NS_PER_MS
 """No ack for so long: the bytes stop somewhere although nothing is closed. Dial another connection."""
 UNANSWERED_NS_MAX: Final = 12_000 * NS_PER_MS
-_READINGS_BYTES: Final = 28 * 1024
-_READING_OVERHEAD_BYTES: Final = 32
+_MESSAGE_BYTES: Final = 63 * 1024
+"""Of the 64 KiB of a control message; the rest is for what is the same in each."""
+BEAT_BYTES_MAX: Final = 44 * 1024
+"""So that a hello, with the slots that are gone beside it, is below 64 KiB too."""
+READINGS_BYTES_MAX: Final = 28 * 1024
+_READING_BYTES: Final = 32
 """Of tags, lengths and the two numbers of one reading, generously."""
-_TAILS_BYTES: Final = 16 * 1024
-_METRICS: Final = 256
-_DETAIL_MAX: Final = 512
+_SLOT_BYTES: Final = 80
+"""The same of one slot: token, port, step, age, exit."""
+_METRIC_BYTES: Final = 16
+_TAIL_MAX: Final = 4096
+_METRICS_MAX: Final = 32
+_DETAIL_MAX: Final = 1024
 
 
 class BeatClock:
@@ -62,38 +70,47 @@ class BeatClock:
         return True
 
 
-def fitted(statuses: tuple[SlotStatus, ...]) -> tuple[SlotStatus, ...]:
-    """The same slots with their texts and metrics shortened so that all of them fit into one message."""
-    tails = sum(1 for status in statuses if status.exit is not None)
-    metrics = sum(1 for status in statuses if status.metrics)
-    tail_max = _TAILS_BYTES // max(tails, 4)
-    metrics_max = _METRICS // max(metrics, 4)
-    return tuple(_fit(status, tail_max, metrics_max) for status in statuses)
+def fitted(
+    statuses: tuple[SlotStatus, ...], readings: tuple[Sample, ...]
+) -> tuple[tuple[SlotStatus, ...], tuple[Sample, ...]]:
+    """Every slot, with its texts and metrics shortened as far as needed, and the first readings that still fit.
 
-
-def fitted_readings(readings: tuple[Sample, ...]) -> tuple[Sample, ...]:
-    """The first of them that fit, and how many did not: the caller puts what matters most first."""
-    room = _READINGS_BYTES
+    Readings that do not are counted in a last one; the caller puts what matters most first.
+    """
+    shown = statuses
+    for halvings in range(_TAIL_MAX.bit_length() + 1):
+        shown = tuple(_shortened(status, halvings) for status in statuses)
+        if sum(map(_slot_bytes, shown)) <= BEAT_BYTES_MAX:
+            break
+    room = min(READINGS_BYTES_MAX, BEAT_BYTES_MAX - sum(map(_slot_bytes, shown)))
     for position, reading in enumerate(readings):
-        room -= len(reading.name.encode()) + len(reading.unit) + len(reading.quality) + _READING_OVERHEAD_BYTES
+        room -= len(reading.name.encode()) + len(reading.unit) + len(reading.quality) + _READING_BYTES
         if room < 0:
             left_out = Sample("collector/left_out", len(readings) - position, "count", "ok", 0)
-            return (*readings[:position], left_out)
-    return readings
+            return shown, (*readings[:position], left_out)
+    return shown, readings
 
 
-def _fit(status: SlotStatus, tail_max: int, metrics_max: int) -> SlotStatus:
+def _slot_bytes(status: SlotStatus) -> int:
+    tail = 0 if status.exit is None else len(status.exit.stderr_tail.encode("utf-8", "replace"))
+    metrics = sum(len(name.encode()) + _METRIC_BYTES for name, _ in status.metrics)
+    names = len(status.slot) + len(status.token.job)
+    return _SLOT_BYTES + names + tail + metrics + len(status.failure_detail.encode("utf-8", "replace"))
+
+
+def _shortened(status: SlotStatus, halvings: int) -> SlotStatus:
     return replace(
         status,
-        exit=None if status.exit is None else _fit_exit(status.exit, tail_max),
-        metrics=status.metrics[:metrics_max],
-        failure_detail=status.failure_detail[:_DETAIL_MAX],
+        exit=None if status.exit is None else _shortened_exit(status.exit, _TAIL_MAX >> halvings),
+        metrics=status.metrics[: _METRICS_MAX >> halvings],
+        failure_detail=status.failure_detail[: _DETAIL_MAX >> halvings],
     )
 
 
-def _fit_exit(task_exit: TaskExit, tail_max: int) -> TaskExit:
+def _shortened_exit(task_exit: TaskExit, tail_max: int) -> TaskExit:
     tail = task_exit.stderr_tail.encode("utf-8", "replace")
     if len(tail) <= tail_max:
         return task_exit
     # The end says what went wrong. Cutting may split a character, and a replacement mark is longer than one byte.
-    return replace(task_exit, stderr_tail=tail[-tail_max:].decode("utf-8", "ignore"))
+    kept = tail[len(tail) - tail_max :].decode("utf-8", "ignore")
+    return replace(task_exit, stderr_tail=kept)

@@ -12,6 +12,8 @@ _Member = TypeVar("_Member", bound=StrEnum)
 SLOT_PATTERN: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,199}")
 """A slot id is also a directory name, so nothing that could leave the directory fits."""
 INT_MAX: Final = (1 << 63) - 1
+METRIC_NAME_BYTES_MAX: Final = 256
+"""What the 64 characters that virial.task lets through may take."""
 
 
 class BadMessage(ValueError):
@@ -81,6 +83,8 @@ def get_metrics(message: JsonObject, key: str) -> dict[str, float]:
         isinstance(value, int | float) and not isinstance(value, bool) for value in values.values()
     ):
         raise BadMessage(f"{key} must be an object of at most 256 numbers")
+    if any(len(name.encode()) > METRIC_NAME_BYTES_MAX for name in values):
+        raise BadMessage(f"{key}: a name may have at most {METRIC_NAME_BYTES_MAX} bytes")
     try:
         return {name: float(value) for name, value in values.items()}
     except OverflowError:

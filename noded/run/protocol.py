@@ -223,8 +223,11 @@ def encode_line(message: JsonObject, bytes_max: int = LINE_BYTES_MAX) -> bytes:
 
 
 def decode_line(line: bytes) -> JsonObject:
+    """Raises BadMessage. Half a surrogate pair is no text: nothing behind here could pass it on as UTF-8."""
     try:
-        value: object = json.loads(line)
+        value: object = json.loads(line.decode())
+        if b"\\u" in line:
+            json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise BadMessage(f"not JSON: {error}") from None
     return as_object(value, "message")

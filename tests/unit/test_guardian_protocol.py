@@ -97,10 +97,25 @@ def test_a_line_is_bounded_whether_or_not_it_ends() -> None:
         protocol.encode_line({"a": "x" * LINE_BYTES_MAX})
 
 
-@pytest.mark.parametrize("line", [b"nope", b"[1]", b"7", b"[" * 100_000, b"\xff\xfe"])
+@pytest.mark.parametrize(
+    "line",
+    [b"nope", b"[1]", b"7", b"[" * 100_000, b"\xff\xfe", b'{"a":"\\ud800"}', b'{"\\uDFFF":1}', b'{"a":"\xed\xa0\x80"}'],
+)
 def test_what_is_not_an_object(line: bytes) -> None:
     with pytest.raises(BadMessage):
         protocol.decode_line(line)
+
+
+def test_a_whole_surrogate_pair_is_text() -> None:
+    assert protocol.decode_line(b'{"a":"\\ud83d\\ude00"}') == {"a": "\U0001f600"}
+
+
+def test_the_name_of_a_metric_is_bounded() -> None:
+    """It goes into every beat of the node: one that is too long for a beat would cut the node off."""
+    longest = "\U0001f600" * 64
+    assert get_metrics({"metrics": {longest: 1}}, "metrics") == {longest: 1.0}
+    with pytest.raises(BadMessage, match="256 bytes"):
+        get_metrics({"metrics": {longest + "x": 1}}, "metrics")
 
 
 @pytest.mark.parametrize(

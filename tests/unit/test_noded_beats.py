@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from dataclasses import replace
+
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from noded.core.beats import BeatClock, fitted, fitted_readings
-from noded.core.messages import Beat, Sample, SlotState, SlotStatus, TaskExit
+from noded.core.beats import BeatClock, facts_bytes, fitted, fitted_readings
+from noded.core.messages import Beat, Hello, Sample, SlotState, SlotStatus, TaskExit
 from noded.link.convert import report_to_proto
-from tests.unit.noded_builders import MS, SLOT, TOKEN
-from virialpb.ids import SlotId
-from virialpb.reasons import ExitReason
+from noded.run.slots import SLOTS_MAX
+from tests.unit.noded_builders import FACTS, MS, SLOT, TOKEN
+from virialpb.ids import Epoch, Incarnation, JobId, NodeUid, SlotId, Token
+from virialpb.reasons import ExitReason, PrepareFailure
 
 CONTROL_BYTES_MAX = 64 * 1024
 
@@ -48,24 +51,46 @@ def test_readings_that_do_not_fit_are_counted() -> None:
     assert fitted_readings(readings[:10]) == readings[:10]
 
 
-@given(slots=st.integers(0, 64), tail=st.integers(0, 4096), metrics=st.integers(0, 256))
-def test_a_full_beat_of_a_full_node_fits(slots: int, tail: int, metrics: int) -> None:
-    numbers = tuple((f"metric/{index:040}", 0.1) for index in range(metrics))
-    task_exit = TaskExit(ExitReason.EXITED, 1, 0, "\u2603" * (tail // 3))
-    statuses = tuple(
-        SlotStatus(
-            SlotId(f"{'j' * 40}.1.{rank}"),
-            TOKEN,
-            SlotState.EXITED,
-            exit=task_exit,
-            progress_step=10**9,
-            metrics=numbers,
-            failure_detail="d" * 5000 if rank < 4 else "",
-        )
-        for rank in range(slots)
-    )
+@given(
+    slots=st.integers(0, SLOTS_MAX),
+    tail=st.integers(0, 4096),
+    metrics=st.integers(0, 256),
+    name=st.text(max_size=64),
+    detail=st.text(max_size=5000),
+    gone=st.integers(0, SLOTS_MAX),
+)
+@settings(max_examples=40)
+@example(slots=SLOTS_MAX, tail=4096, metrics=256, name="\u2603" * 64, detail="\u2603" * 5000, gone=0)
+@example(slots=4, tail=4096, metrics=256, name="\U0001f600" * 60, detail="\U0001f600" * 5000, gone=SLOTS_MAX)
+def test_a_full_beat_of_a_full_node_fits(
+    slots: int, tail: int, metrics: int, name: str, detail: str, gone: int
+) -> None:
+    job = JobId("j" * 63)
+    numbers = tuple((f"{index:03}{name}", 0.1) for index in range(metrics))
+    facts = replace(FACTS, labels=(("rack", "r" * 200),))
+    told_gone = tuple(SlotId(f"{job}.999.{rank}") for rank in range(min(gone, SLOTS_MAX - slots)))
+    taken_bytes = facts_bytes(facts) + sum(len(slot) + 4 for slot in told_gone)
     readings = tuple(
         Sample(f"temperature/{index:050}", 40_000, "millidegrees_celsius", "ok", 5) for index in range(400)
     )
-    beat = Beat(1, fitted(statuses), fitted_readings(readings))
-    assert report_to_proto(beat).ByteSize() <= CONTROL_BYTES_MAX
+    statuses = tuple(
+        SlotStatus(
+            SlotId(f"{job}.1000.{rank}"),
+            Token(job, 1000, Epoch(1, 1 << 40)),
+            SlotState.PREPARE_FAILED,
+            port=65_535,
+            exit=TaskExit(ExitReason.LEASE_EXPIRED, 255, 64, "\u2603" * (tail // 3)),
+            progress_step=10**12,
+            metrics=numbers,
+            failure=PrepareFailure.WORKING_DIRECTORY_MISSING,
+            failure_detail=detail,
+            progress_age_ms=10**9,
+        )
+        for rank in range(slots)
+    )
+    kept = fitted_readings(readings, statuses, taken_bytes=taken_bytes)
+    beat = Beat(1 << 32, fitted(statuses, taken_bytes=taken_bytes), kept)
+    uid = Incarnation(NodeUid("u" * 32), "b" * 36, "n" * 32)
+    hello = Hello(uid, facts, "pidns+cgroup", beat, Epoch(1, 1 << 40), gone_slots=told_gone)
+    assert report_to_proto(hello).ByteSize() <= CONTROL_BYTES_MAX
+    assert [status.slot for status in beat.slots] == [status.slot for status in statuses]

@@ -195,5 +195,5 @@ def _clean(metrics: Mapping[str, SupportsFloat]) -> dict[str, float]:
         except (TypeError, ValueError, OverflowError):
             continue
         if math.isfinite(number):
-            clean[name[:METRIC_NAME_CHARACTERS_MAX]] = number
+            clean[name[:METRIC_NAME_CHARACTERS_MAX].encode("utf-8", "replace").decode()] = number
     return clean

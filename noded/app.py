@@ -95,11 +95,13 @@ async def run(config: NodedConfig, options: Options, log: NodeLog) -> None:
             allow_root_tasks=config.allow_root_tasks,
             fencing=config.fencing,
         )
+        agent = Agent(config, declared, core, guardian, files, worker, log)
+        # Before the guardian, which outlives this process: a start that is bound to fail leaves nothing behind.
+        agent.listen()
         try:
             await guardian.connect()
         except GuardianUnavailable as error:
             raise CannotStart(str(error)) from None
-        agent = Agent(config, declared, core, guardian, files, worker, log)
         log.info(LogName.NODED_STARTED, uid=node_uid, data_dir=config.data_dir, controllers=list(config.controllers))
         try:
             await agent.run(stop, options)
@@ -153,11 +155,23 @@ class Agent:
             log,
         )
         self._driver.attach(self._control)
+        self._ports = {"pid": str(os.getpid())}
         self._metrics = NodeMetrics(core, self._control.counters, boottime_ns, self._events, lambda: worker.running)
 
+    def listen(self) -> None:
+        """Open the metrics endpoint, if one is wanted. Raises CannotStart."""
+        address = split_address(self._config.metrics_listen)
+        if address is not None:
+            host, port = address
+            try:
+                port = serve_metrics(self._metrics, host, port)
+            except OSError as error:
+                raise CannotStart(f"metrics_listen: cannot listen on {host}:{port}: {error.strerror}") from None
+            self._ports["metrics"] = f"{host}:{port}"
+
     async def run(self, stop: asyncio.Event, options: Options) -> None:
-        """Until `stop`. Raises CannotStart when the metrics endpoint cannot be opened."""
-        self._serve_metrics()
+        """Until `stop`. `listen` comes before."""
+        self._files.save_ports(self._ports)
         inventory, readings = self._collectors()
         work = [
             asyncio.create_task(self._driver.run(), name="driver"),
@@ -202,18 +216,6 @@ class Agent:
     def _is_over(self, slot: str) -> bool:
         held = next((held for held in self._core.slots.all() if held.id == slot), None)
         return held is None or held.ended
-
-    def _serve_metrics(self) -> None:
-        address = split_address(self._config.metrics_listen)
-        ports = {"pid": str(os.getpid())}
-        if address is not None:
-            host, port = address
-            try:
-                port = serve_metrics(self._metrics, host, port)
-            except OSError as error:
-                raise CannotStart(f"metrics_listen: cannot listen on {host}:{port}: {error.strerror}") from None
-            ports["metrics"] = f"{host}:{port}"
-        self._files.save_ports(ports)
 
     # -- collectors
 

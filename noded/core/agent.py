@@ -15,7 +15,7 @@ from collections import Counter
 from dataclasses import replace
 from typing import Final
 
-from noded.core.beats import BeatClock, facts_bytes, fitted, fitted_readings
+from noded.core.beats import BeatClock, fitted
 from noded.core.epochs import Admission, LeaderEpoch
 from noded.core.events import (
     Connected,
@@ -201,12 +201,11 @@ class AgentCore:
         self.connected, self.welcomed, self._foreign = True, False, False
         self._beats.heard_ns = now_ns  # the spells of silence go on growing until an acknowledgement comes
         self._told_gone = tuple(self.slots.gone)
-        taken_bytes = facts_bytes(self._facts) + sum(len(slot) + 4 for slot in self._told_gone)
         hello = Hello(
             incarnation=self._incarnation,
             facts=self._facts,
             fencing=self._fencing,
-            beat=replace(self._beat(now_ns, taken_bytes=taken_bytes), readings=()),
+            beat=replace(self._beat(now_ns), readings=()),
             leader_epoch_seen=self.leader.seen,
             gone_slots=self._told_gone,
         )
@@ -329,11 +328,10 @@ class AgentCore:
             return []
         return [SendBeat(self._beat(now_ns))]
 
-    def _beat(self, now_ns: int, *, taken_bytes: int = 0) -> Beat:
+    def _beat(self, now_ns: int) -> Beat:
         seq = self._beats.next(now_ns)
         self.lease.sent(seq, now_ns, renews=self.guardian_ok)
         self.slots.changed = False
-        statuses = self.slots.statuses(now_ns)
-        readings = fitted_readings(self._readings, statuses, taken_bytes=taken_bytes)
+        statuses, readings = fitted(self.slots.statuses(now_ns), self._readings)
         self._readings = ()
-        return Beat(seq, fitted(statuses, taken_bytes=taken_bytes), readings, self.guardian_ok)
+        return Beat(seq, statuses, readings, self.guardian_ok)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Final
 
 from noded.core.lease import NS_PER_MS
-from noded.core.messages import NodeFacts, Sample, SlotStatus, TaskExit
+from noded.core.messages import Sample, SlotStatus, TaskExit
 
 INTERVAL_MS: Final = 1_000
 INTERVAL_MS_MIN: Final = 50
@@ -17,15 +16,13 @@ COALESCE_NS: Final = 20 * NS_PER_MS
 UNANSWERED_NS: Final = 3_000 * NS_PER_MS
 """No ack for so long: the bytes stop somewhere although nothing is closed. Dial another connection."""
 UNANSWERED_NS_MAX: Final = 12_000 * NS_PER_MS
-_MESSAGE_BYTES: Final = 63 * 1024
-"""Of the 64 KiB of a control message; the rest is for what is the same in each."""
 BEAT_BYTES_MAX: Final = 44 * 1024
 """So that a hello, with the slots that are gone beside it, is below 64 KiB too."""
 READINGS_BYTES_MAX: Final = 28 * 1024
 _READING_BYTES: Final = 32
 """Of tags, lengths and the two numbers of one reading, generously."""
-_SLOT_BYTES: Final = 80
-"""The same of one slot: token, port, step, age, exit."""
+_SLOT_BYTES: Final = 112
+"""The same of one slot: token, port, step, age, failure, exit."""
 _METRIC_BYTES: Final = 16
 _TAIL_MAX: Final = 4096
 _METRICS_MAX: Final = 32

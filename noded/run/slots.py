@@ -39,7 +39,7 @@ STUCK_AFTER_NS: Final = 10_000 * NS_PER_MS
 """SIGKILL to empty took <= 30 ms on two loaded cores; ten seconds is a task the kernel does not let go of."""
 JOBS_REMEMBERED_MAX: Final = 10_000
 SPENT_REMEMBERED_MAX: Final = 10_000
-SLOTS_MAX: Final = 224
+SLOTS_MAX: Final = 192
 """As many as fit into one beat, with the longest names of jobs: a control message has at most 64 KiB."""
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from noded.core.beats import BeatClock, facts_bytes, fitted, fitted_readings
+from noded.core.beats import BeatClock, fitted
 from noded.core.messages import Beat, Hello, Sample, SlotState, SlotStatus, TaskExit
 from noded.link.convert import report_to_proto
 from noded.run.slots import SLOTS_MAX
@@ -28,7 +28,7 @@ def test_the_interval_a_controller_names_is_bounded() -> None:
 
 def test_a_short_exit_is_told_whole() -> None:
     status = SlotStatus(SLOT, TOKEN, SlotState.EXITED, exit=TaskExit(ExitReason.EXITED, 1, 0, "x" * 4096))
-    assert fitted((status,)) == (status,)
+    assert fitted((status,), ()) == ((status,), ())
 
 
 def test_the_end_of_a_tail_is_what_is_kept() -> None:
@@ -38,17 +38,17 @@ def test_the_end_of_a_tail_is_what_is_kept() -> None:
         )
         for rank in range(64)
     )
-    tails = [status.exit.stderr_tail for status in fitted(exits) if status.exit is not None]
+    tails = [status.exit.stderr_tail for status in fitted(exits, ())[0] if status.exit is not None]
     assert len(tails) == 64
     assert all(tail.endswith("end") and "\ufffd" not in tail for tail in tails)
 
 
 def test_readings_that_do_not_fit_are_counted() -> None:
     readings = tuple(Sample(f"t/{index:060}", 1, "count", "ok", 0) for index in range(1000))
-    kept = fitted_readings(readings)
+    _, kept = fitted((), readings)
     assert kept[:-1] == readings[: len(kept) - 1]
     assert kept[-1].value == 1000 - (len(kept) - 1)
-    assert fitted_readings(readings[:10]) == readings[:10]
+    assert fitted((), readings[:10]) == ((), readings[:10])
 
 
 @given(
@@ -69,7 +69,6 @@ def test_a_full_beat_of_a_full_node_fits(
     numbers = tuple((f"{index:03}{name}", 0.1) for index in range(metrics))
     facts = replace(FACTS, labels=(("rack", "r" * 200),))
     told_gone = tuple(SlotId(f"{job}.999.{rank}") for rank in range(min(gone, SLOTS_MAX - slots)))
-    taken_bytes = facts_bytes(facts) + sum(len(slot) + 4 for slot in told_gone)
     readings = tuple(
         Sample(f"temperature/{index:050}", 40_000, "millidegrees_celsius", "ok", 5) for index in range(400)
     )
@@ -88,9 +87,9 @@ def test_a_full_beat_of_a_full_node_fits(
         )
         for rank in range(slots)
     )
-    kept = fitted_readings(readings, statuses, taken_bytes=taken_bytes)
-    beat = Beat(1 << 32, fitted(statuses, taken_bytes=taken_bytes), kept)
+    beat = Beat(1 << 32, *fitted(statuses, readings))
     uid = Incarnation(NodeUid("u" * 32), "b" * 36, "n" * 32)
-    hello = Hello(uid, facts, "pidns+cgroup", beat, Epoch(1, 1 << 40), gone_slots=told_gone)
+    assert report_to_proto(beat).ByteSize() <= CONTROL_BYTES_MAX
+    hello = Hello(uid, facts, "pidns+cgroup", replace(beat, readings=()), Epoch(1, 1 << 40), gone_slots=told_gone)
     assert report_to_proto(hello).ByteSize() <= CONTROL_BYTES_MAX
     assert [status.slot for status in beat.slots] == [status.slot for status in statuses]

@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
+from controld.replica.clock import Clock
 from controld.replica.observe import Log, LogName
 from controld.replica.settings import LeaderSettings
 from controld.store.port import DeposedError, Leadership, OutcomeUnknownError, Store, StoreError
@@ -27,16 +28,22 @@ class Attendant(Protocol):
 
 
 class Barrier:
+    """`proved_ns`: a BOOTTIME at or after which this leadership was certainly in force; the newest that is known."""
+
     def __init__(
         self,
         *,
         store: Store,
         leadership: Leadership,
+        clock: Clock,
+        proved_ns: int,
         settings: LeaderSettings,
         log: Log,
         on_lost: Callable[[StoreError], None],
     ) -> None:
+        self.proved_ns = proved_ns
         self._store = store
+        self._clock = clock
         self._leadership = leadership
         self._settings = settings
         self._log = log
@@ -86,6 +93,7 @@ class Barrier:
         waiting = self._swap()
         if self._attendant is not None:
             self._attendant.barrier_began()
+        began_ns = self._clock.boottime_ns()
         try:
             await self._store.barrier(self._leadership)
         except asyncio.CancelledError:
@@ -103,6 +111,7 @@ class Barrier:
         if self._closed is not None:
             self._fail(waiting, self._closed)
             return False
+        self.proved_ns = began_ns
         for future in waiting:
             if not future.done():
                 future.set_result(None)

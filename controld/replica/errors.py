@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from controld.core.outcome import Refused
+from controld.store.port import DeposedError
 from virialpb.reasons import Reason
 
 
@@ -30,10 +31,23 @@ class SessionRefusedError(Exception):
         self.message = message
 
 
-class SessionClosedError(Exception):
-    """The session is over: replaced by a newer connection, or the leadership ended. The agent says hello anew."""
+class NotLeaderError(DeposedError):
+    """Another replica leads: `leader` is its address, HOST:PORT; empty where none is known to lead (NO_LEADER)."""
 
-    def __init__(self, reason: Reason, message: str) -> None:
+    def __init__(self, message: str, leader: str = "") -> None:
+        super().__init__(message)
+        self.leader = leader
+        self.reason = Reason.NOT_LEADER if leader else Reason.NO_LEADER
+
+
+class SessionClosedError(Exception):
+    """The session is over: replaced by a newer connection, or the leadership ended. The agent says hello anew.
+
+    `leader`: where to, if another controller leads and its address is known.
+    """
+
+    def __init__(self, reason: Reason, message: str, leader: str = "") -> None:
         super().__init__(message)
         self.reason = reason
         self.message = message
+        self.leader = leader

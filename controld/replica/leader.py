@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from dataclasses import dataclass
 
 from controld.core.agent import Hello
 from controld.core.commands import Command, Now
@@ -22,7 +23,7 @@ from controld.replica.barrier import Barrier
 from controld.replica.clock import Clock
 from controld.replica.compaction import Compaction
 from controld.replica.crew import Crew
-from controld.replica.errors import SessionClosedError
+from controld.replica.errors import NotLeaderError, SessionClosedError
 from controld.replica.hub import WatchHub
 from controld.replica.observe import UNOBSERVED, Log, LogName, Observer, silent
 from controld.replica.office import Office
@@ -33,10 +34,22 @@ from controld.replica.stall import StallWatch
 from controld.replica.states import restore
 from controld.replica.ticker import Ticker
 from controld.replica.writer import Committed, Source, Writer
-from controld.store.port import DeposedError, OutcomeUnknownError, Store, StoreError
+from controld.store.port import DeposedError, Leadership, OutcomeUnknownError, Store, StoreError
 from virialpb.reasons import Reason
 
 CLUSTER_UID_BITS = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """A leadership that was won already, and what the winner knows: all that is committed, what it saw happen before,
+    and the recent commits that watches resume in. `proved_ns`: when it began to campaign."""
+
+    leadership: Leadership
+    state: State
+    view: View
+    hub: WatchHub
+    proved_ns: int
 
 
 class Leader:
@@ -71,18 +84,21 @@ class Leader:
         self._writing: asyncio.Task[None] | None = None
         self._over = False
 
-    async def start(self) -> None:
-        """Campaign, load, and lead. Raises StoreError; then nothing runs."""
+    async def start(self, term: Term | None = None) -> None:
+        """Lead: the given term, or campaign and load. Raises StoreError; then nothing runs."""
         try:
-            await self._start()
+            await self._start(await self._campaign() if term is None else term)
         except BaseException:
             await self.stop()
             raise
 
-    async def _start(self) -> None:
+    async def _campaign(self) -> Term:
+        proved_ns = self._clock.boottime_ns()
         leadership = await self._store.campaign(self._identity)
-        committed = restore(await self._store.load())
-        view = View(started_ns=self._clock.boottime_ns())
+        return await load_term(self._store, leadership, self._clock, self._settings, proved_ns)
+
+    async def _start(self, term: Term) -> None:
+        leadership, committed, view = term.leadership, term.state, term.view
         writer = Writer(
             store=self._store,
             leadership=leadership,
@@ -95,7 +111,13 @@ class Leader:
             on_lost=self._lose,
         )
         barrier = Barrier(
-            store=self._store, leadership=leadership, settings=self._settings, log=self._log, on_lost=self._lose
+            store=self._store,
+            leadership=leadership,
+            clock=self._clock,
+            proved_ns=term.proved_ns,
+            settings=self._settings,
+            log=self._log,
+            on_lost=self._lose,
         )
         office = Office(
             clock=self._clock,
@@ -111,12 +133,7 @@ class Leader:
             lose=self._lose,
         )
         self._office = office
-        self._hub = WatchHub(
-            committed.history,
-            committed.revision,
-            commits_max=self._settings.watch_commits_max,
-            bytes_max=self._settings.watch_bytes_max,
-        )
+        self._hub = term.hub
         self._agents = Agents(office)
         barrier.attend(self._agents)
         self._writing = self._crew.start(writer.run(), "writer")
@@ -158,6 +175,20 @@ class Leader:
         await self._crew.end()
         self._log(LogName.LEADER_STOPPED)
 
+    async def hold(self) -> int:
+        """Decide nothing until `release`; what comes waits. The revision of the last commit, once none is under way."""
+        office = self._working()
+        await office.writer.hold()
+        return office.state.revision
+
+    def release(self) -> None:
+        """Decide again."""
+        self._led().writer.release()
+
+    def step_down(self, error: StoreError) -> None:
+        """Lead no more; whoever waits is told `error`. `stop` is still to be called."""
+        self._lose(error)
+
     async def submit(self, command: Command) -> Reply:
         """Decide a command and return once its outcome is durable.
 
@@ -189,6 +220,11 @@ class Leader:
         return self._led().epoch
 
     @property
+    def proved_ns(self) -> int:
+        """A BOOTTIME at which this leadership was certainly in force: the newest that is known."""
+        return self._led().barrier.proved_ns
+
+    @property
     def hub(self) -> WatchHub:
         self._led()
         assert self._hub is not None
@@ -214,7 +250,8 @@ class Leader:
     def _lose(self, error: StoreError) -> None:
         if not self._over:
             self._log(LogName.LEADER_LOST, reason=error.reason, error=str(error))
-            self._finish(DeposedError(f"not leading any more: {error}"))
+            told = error if isinstance(error, NotLeaderError) else DeposedError(f"not leading any more: {error}")
+            self._finish(told)
             self.lost.set()
 
     def _finish(self, error: DeposedError) -> None:
@@ -226,7 +263,8 @@ class Leader:
             self._office.writer.close(error)
             self._office.barrier.close(error)
         if self._agents is not None:
-            self._agents.end(SessionClosedError(Reason.NOT_LEADER, str(error)))
+            leader = error.leader if isinstance(error, NotLeaderError) else ""
+            self._agents.end(SessionClosedError(Reason.NOT_LEADER, str(error), leader))
         if self._hub is not None:
             self._hub.close(error)
         self._crew.cancel(keep=self._writing)
@@ -235,3 +273,14 @@ class Leader:
         self._log(LogName.TASK_BROKEN, task=name, error=repr(error))
         if vital:
             self._lose(OutcomeUnknownError(f"{name} broke: {error!r}"))
+
+
+async def load_term(
+    store: Store, leadership: Leadership, clock: Clock, settings: LeaderSettings, proved_ns: int
+) -> Term:
+    """A term that begins with what the store holds. Raises StoreError."""
+    state = restore(await store.load())
+    hub = WatchHub(
+        state.history, state.revision, commits_max=settings.watch_commits_max, bytes_max=settings.watch_bytes_max
+    )
+    return Term(leadership, state, View(started_ns=clock.boottime_ns()), hub, proved_ns)

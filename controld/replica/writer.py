@@ -95,6 +95,9 @@ class Writer:
         }
         self._wake = asyncio.Event()
         self._closed: StoreError | None = None
+        self._held = False
+        self._idle = asyncio.Event()
+        self._idle.set()
         self._seq = 1
         # After "no space": one command a transaction, so that what frees some is not refused with what needs some.
         self._full = False
@@ -124,13 +127,26 @@ class Writer:
             _fail(waiting.future, error)
         self._wake.set()
 
+    async def hold(self) -> None:
+        """Decide nothing until `release`: what comes waits. Returns once no commit is under way."""
+        self._held = True
+        await self._idle.wait()
+
+    def release(self) -> None:
+        self._held = False
+        self._wake.set()
+
     async def run(self) -> None:
         """Until closed. A batch under way is finished first."""
         while self._closed is None:
             await self._wake.wait()
             self._wake.clear()
-            while self._queue and self._closed is None:
-                await self._finish(self._gather())
+            while self._queue and self._closed is None and not self._held:
+                self._idle.clear()
+                try:
+                    await self._finish(self._gather())
+                finally:
+                    self._idle.set()
 
     def _take(self) -> _Waiting:
         waiting = self._queue.popleft()

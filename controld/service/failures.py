@@ -6,7 +6,13 @@ from collections.abc import Iterable
 
 from controld.core.outcome import FieldViolation, Refused
 from controld.matching.port import PlannerLostError
-from controld.replica.errors import OverloadedError, RefusedError, SessionClosedError, SessionRefusedError
+from controld.replica.errors import (
+    NotLeaderError,
+    OverloadedError,
+    RefusedError,
+    SessionClosedError,
+    SessionRefusedError,
+)
 from controld.store.port import CompactedError, StoreError
 from virialpb.errors import ErrorDetails, Violation, details_for
 from virialpb.reasons import Reason
@@ -47,6 +53,11 @@ def _violations(violations: Iterable[FieldViolation]) -> tuple[Violation, ...]:
     return tuple(Violation(one.field, one.description) for one in violations)
 
 
+def _leader(address: str) -> dict[str, str]:
+    """What clients and agents look for to find the leader."""
+    return {"leader": address} if address else {}
+
+
 def details_of(error: Exception) -> ErrorDetails | None:
     """What a domain exception is answered with; None for one that nobody expected."""
     match error:
@@ -56,7 +67,12 @@ def details_of(error: Exception) -> ErrorDetails | None:
             return refused(error.refused)
         case CompactedError():
             return details_for(error.reason, metadata={"revision": str(error.revision)})
-        case SessionRefusedError() | SessionClosedError():
+        case NotLeaderError():
+            return details_for(error.reason, detail=str(error), metadata=_leader(error.leader))
+        case SessionClosedError():
+            subject = "the agent's session"
+            return details_for(error.reason, subject=subject, detail=error.message, metadata=_leader(error.leader))
+        case SessionRefusedError():
             return details_for(error.reason, subject="the agent's session", detail=error.message)
         case StoreError() | OverloadedError():
             return details_for(error.reason, detail=str(error))

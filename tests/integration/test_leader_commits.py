@@ -11,13 +11,13 @@ import pytest
 from controld.core.commands import CancelJob, SubmitJob
 from controld.core.ids import JobId
 from controld.core.invariants import check
-from controld.replica.errors import OverloadedError, RefusedError
+from controld.replica.errors import NotLeaderError, OverloadedError, RefusedError
 from controld.replica.observe import LogName
 from controld.store.faults import Fault, FaultKind, Operation
 from controld.store.memory import MemoryDisk, MemoryStore
 from controld.store.port import DeposedError, Leadership, OutcomeUnknownError, StorageFullError, StoredChange
 from tests.support_core import spec
-from tests.support_replica import Rig, lead, quick, run
+from tests.support_replica import Gates, Rig, lead, quick, run
 from virialpb.reasons import Reason
 
 
@@ -347,5 +347,38 @@ def test_stopping_finishes_the_commit_under_way_and_refuses_the_rest() -> None:
         again = await lead(disk)
         assert set(again.leader.state.jobs) == {"a"}
         await again.stop()
+
+    run(main)
+
+
+def test_a_leader_that_holds_decides_nothing_and_forgets_nothing() -> None:
+    """As before a hand-over: what was under way is finished, what comes waits, for the outcome of it."""
+
+    async def main() -> None:
+        disk = MemoryDisk()
+        store = Gates(disk)
+        rig = await lead(disk, store=store)
+        store.commits.clear()
+        first = asyncio.ensure_future(rig.submit(SubmitJob("r1", spec())))
+        await asyncio.sleep(0.1)
+        holding = asyncio.ensure_future(rig.leader.hold())
+        second = asyncio.ensure_future(rig.submit(SubmitJob("r2", spec())))
+        await asyncio.sleep(0.1)
+        assert not holding.done(), "a commit is under way"
+        store.commits.set()
+        assert await holding == rig.leader.state.revision
+        assert (await first).subject == "train-1"
+        await asyncio.sleep(1)
+        assert not second.done()
+        rig.leader.release()
+        assert (await second).subject == "train-2"
+        await rig.leader.hold()
+        third = asyncio.ensure_future(rig.submit(SubmitJob("r3", spec())))
+        await asyncio.sleep(0.1)
+        rig.leader.step_down(NotLeaderError("c1 leads", "h1:7"))
+        with pytest.raises(NotLeaderError) as told:
+            await third
+        assert (told.value.leader, told.value.reason) == ("h1:7", Reason.NOT_LEADER)
+        await rig.stop()
 
     run(main)

@@ -341,7 +341,7 @@ class Driver:
         try:
             problem = await self._worker.run(lambda: check_shard(order.directory, order.restore), seconds)
         except (WorkTimeout, WorkRefused) as error:
-            problem = (PrepareFailure.SHARD_MISSING, f"{order.directory}: {error}")
+            problem = (PrepareFailure.CHECKPOINT_DIRECTORY, f"{order.directory}: {error}")
         if problem is None:
             self.post(e.ShardVerified(order.slot, order.token))
         else:

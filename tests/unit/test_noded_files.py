@@ -176,6 +176,28 @@ def test_a_shard_is_checked_against_the_registry(tmp_path: Path) -> None:
     assert found[0] is PrepareFailure.SHARD_CORRUPT
 
 
+@pytest.mark.parametrize(
+    ("tier", "directory", "failure"),
+    [
+        # Nothing is mounted there, as far as this node can see: no word about the checkpoint.
+        (Tier.SHARED, "not-mounted/c1", PrepareFailure.CHECKPOINT_DIRECTORY),
+        (Tier.SHARED, "a-file/c1", PrepareFailure.CHECKPOINT_DIRECTORY),
+        (Tier.SHARED, "emptied", PrepareFailure.SHARD_MISSING),
+        # The node's own disk has the only copy.
+        (Tier.LOCAL, "not-mounted/c1", PrepareFailure.SHARD_MISSING),
+    ],
+)
+def test_a_directory_that_is_out_of_reach_condemns_no_checkpoint(
+    tmp_path: Path, tier: Tier, directory: str, failure: PrepareFailure
+) -> None:
+    (tmp_path / "emptied").mkdir()
+    (tmp_path / "a-file").touch()
+    restore = Restore(CheckpointId("c1"), 7, str(tmp_path / directory), tier, "rank-00000.shard", "d" * 64, 10)
+    found = check_shard(restore.directory, restore)
+    assert found is not None
+    assert found[0] is failure
+
+
 # -- logs
 
 

@@ -76,7 +76,7 @@ _PREPARES: Final[Mapping[str, str]] = {
     "INVENTORY_MISSING": "the node has not found its devices yet",
     "SHARD_MISSING": "its part of the checkpoint is not there",
     "SHARD_CORRUPT": "its part of the checkpoint does not verify",
-    "CHECKPOINT_DIRECTORY": "the checkpoint directory cannot be written there",
+    "CHECKPOINT_DIRECTORY": "the checkpoint directory cannot be reached there",
     "KIND_UNSUPPORTED": "that kind of task is not supported there",
 }
 _RELAXED: Final[Mapping[str, tuple[str, Callable[[int], str]]]] = {

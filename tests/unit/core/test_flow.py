@@ -215,6 +215,24 @@ def test_corrupt_shard_falls_back_to_the_older_checkpoint() -> None:
     assert (generation.phase, generation.restored_checkpoint) == (Phase.ACTIVE, older)
 
 
+def test_a_node_that_cannot_reach_the_checkpoints_costs_none_of_them() -> None:
+    world = World(5)
+    job = world.submit(spec(3, 1))
+    started(world, job)
+    for agent in world.agents.values():
+        agent.progress(45)
+    save(world, job, 20)
+    newest = save(world, job, 40)
+    names = rank_nodes(world, job)
+    world.agents[names[0]].fail_prepare = PrepareFailure.CHECKPOINT_DIRECTORY
+    world.agents[names[1]].cut = True
+    world.run(15)
+    generation = world.state.current(job)
+    assert generation is not None
+    assert (generation.phase, generation.restored_checkpoint) == (Phase.ACTIVE, newest)
+    assert names[0] not in rank_nodes(world, job)
+
+
 @pytest.mark.parametrize("gone", [True, False])
 def test_a_new_guardian_frees_only_what_it_saw_gone(gone: bool) -> None:
     world = World(3)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from controld.store.memory import MemoryDisk, MemoryStore
 from controld.store.port import Commit, SharedStore, Store, StoredChange
 from controld.store.sqlite import SqliteStore
+from tests import support_etcd
 
 KIB = 1 << 10
 
@@ -21,6 +23,10 @@ class Kind:
     make: Callable[[], Store]
     make_small: Callable[[], Store]
     """An empty store of about a megabyte."""
+    restores_revisions: bool = True
+    """A restore brings back the revisions too; else it goes on counting, and each record is written anew."""
+    stack: ExitStack = field(default_factory=ExitStack)
+    """What is to be undone when the kind is not needed any more."""
 
 
 def memory_kind(_: Path) -> Kind:
@@ -36,6 +42,12 @@ def sqlite_kind(directory: Path) -> Kind:
     )
 
 
+def etcd_kind(_: Path) -> Kind:
+    stack = ExitStack()
+    makers = support_etcd.makers(stack)
+    return Kind("etcd", makers["make"], makers["make_small"], restores_revisions=False, stack=stack)
+
+
 @dataclass
 class SharedKind:
     """As `Kind`, of a store that several controllers share."""
@@ -47,6 +59,10 @@ class SharedKind:
 def shared_memory_kind(_: Path) -> SharedKind:
     disk = MemoryDisk()
     return SharedKind("memory", lambda: MemoryStore(disk))
+
+
+def shared_etcd_kind(_: Path) -> SharedKind:
+    return SharedKind("etcd", support_etcd.makers(ExitStack())["make"])
 
 
 def put(key: str, value: bytes = b"v") -> StoredChange:
@@ -70,5 +86,5 @@ async def take(watch: AsyncIterator[Commit], count: int) -> list[Commit]:
     return [await anext(watch) for _ in range(count)]
 
 
-KINDS: dict[str, Callable[[Path], Kind]] = {"memory": memory_kind, "sqlite": sqlite_kind}
-SHARED: dict[str, Callable[[Path], SharedKind]] = {"memory": shared_memory_kind}
+KINDS: dict[str, Callable[[Path], Kind]] = {"memory": memory_kind, "sqlite": sqlite_kind, "etcd": etcd_kind}
+SHARED: dict[str, Callable[[Path], SharedKind]] = {"memory": shared_memory_kind, "etcd": shared_etcd_kind}

@@ -47,6 +47,10 @@ def already_applied(head: Head, leadership: Leadership, seq: int) -> bool:
     return False
 
 
+def another_applied(head: Head) -> SequenceError:
+    return SequenceError(f"commit {head.seq} of epoch {head.epoch}: another one was applied under this number")
+
+
 def require_valid(changes: Sequence[StoredChange]) -> None:
     """Raises SequenceError: a key twice, or one no store would take."""
     seen: set[str] = set()

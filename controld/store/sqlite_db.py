@@ -105,6 +105,31 @@ def history_of(path: Path) -> int:
         return _read_head(connection, path).history
 
 
+def read(path: Path) -> Loaded:
+    """The contents of a checked database that nobody has open for writing."""
+    with (
+        sqlite_file.errors(path),
+        contextlib.closing(sqlite3.connect(sqlite_file.uri(path, "ro"), uri=True)) as connection,
+    ):
+        return _load(connection, path)
+
+
+def write(path: Path, loaded: Loaded) -> None:
+    """Fill an empty file with the contents of any store, revisions and all. The caller makes it durable."""
+    create(path, loaded.history)
+    with sqlite_file.errors(path), contextlib.closing(connect(path)) as connection:
+        connection.execute("BEGIN IMMEDIATE")
+        head = _read_head(connection, path)
+        head.revision = head.compacted_revision = loaded.revision
+        for record in loaded.records:
+            row = (record.key, record.value, record.create_revision, record.modify_revision)
+            checksum = _checksum(*row)
+            connection.execute(_PUT, (*row, checksum))
+            head.count(1, checksum)
+        _write_head(connection, head)
+        connection.execute("COMMIT")
+
+
 class Database:
     """An open database that passed `sqlite_file.check`. Raises what the port says, for every method."""
 
@@ -146,21 +171,7 @@ class Database:
 
     def load(self) -> Loaded:
         with sqlite_file.errors(self._path):
-            head = _read_head(self._connection, self._path)
-            records: list[StoredRecord] = []
-            digest = 0
-            rows = self._connection.execute(
-                "SELECT key, value, create_revision, modify_revision, checksum FROM kv ORDER BY key"
-            )
-            while page := rows.fetchmany(_LOAD_PAGE):
-                for key, value, created, modified, checksum in page:
-                    if _checksum(key, value, created, modified) != checksum:
-                        raise sqlite_file.corrupt(self._path, f"the record {key} does not match its checksum")
-                    digest += checksum
-                    records.append(StoredRecord(key, value, created, modified))
-        if (len(records), digest & _DIGEST_MASK) != (head.records, head.digest):
-            raise sqlite_file.corrupt(self._path, f"{len(records)} records found, not the {head.records} committed")
-        return Loaded(head.history, head.revision, tuple(records))
+            return _load(self._connection, self._path)
 
     def campaign(self, identity: str) -> Leadership:
         with self._transaction() as head:
@@ -268,6 +279,22 @@ class Database:
 def connect(path: Path) -> sqlite3.Connection:
     """Never makes the file: a missing database is an error, not an empty one."""
     return sqlite3.connect(sqlite_file.uri(path, "rw"), uri=True, timeout=_BUSY_S, isolation_level=None)
+
+
+def _load(connection: sqlite3.Connection, path: Path) -> Loaded:
+    head = _read_head(connection, path)
+    records: list[StoredRecord] = []
+    digest = 0
+    rows = connection.execute("SELECT key, value, create_revision, modify_revision, checksum FROM kv ORDER BY key")
+    while page := rows.fetchmany(_LOAD_PAGE):
+        for key, value, created, modified, checksum in page:
+            if _checksum(key, value, created, modified) != checksum:
+                raise sqlite_file.corrupt(path, f"the record {key} does not match its checksum")
+            digest += checksum
+            records.append(StoredRecord(key, value, created, modified))
+    if (len(records), digest & _DIGEST_MASK) != (head.records, head.digest):
+        raise sqlite_file.corrupt(path, f"{len(records)} records found, not the {head.records} committed")
+    return Loaded(head.history, head.revision, tuple(records))
 
 
 def _checksum(key: str, value: bytes, created: int, modified: int) -> int:

@@ -37,6 +37,7 @@ IMPURE_BUILTINS = frozenset({"open", "print", "input", "exec", "eval", "__import
 # The client's one flat file of calls is its stub: it builds the request of each, and convert.py reads the replies.
 MESSAGE_FILES = (
     *("*/convert.py", "*/convert_*.py", "*/convert/*.py", "controld/store/codec*.py"),
+    *("controld/store/etcd*.py", "controld/store/member*.py"),  # etcd's messages are all that they are about
     *("client/virial/_async/client.py", "client/virial/_sync/client.py"),
 )
 STUB_FILES = ("controld/service/*.py", "noded/link/*.py", "client/virial/*.py")

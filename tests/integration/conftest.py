@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -12,9 +12,11 @@ from tests.support_store import KINDS, Kind
 
 
 @pytest.fixture(params=list(KINDS))
-def kind(request: pytest.FixtureRequest, tmp_path: Path) -> Kind:
+def kind(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Kind]:
     """Each kind of store in turn, empty."""
-    return KINDS[request.param](tmp_path)
+    kind = KINDS[request.param](tmp_path)
+    with kind.stack:
+        yield kind
 
 
 @pytest.fixture

@@ -140,12 +140,11 @@ class TestCompaction:
         await store.compact(revisions[-1])
         seen = [first.revision]
         try:
-            async for commit in watch:
-                seen.append(commit.revision)
+            while len(seen) < len(revisions):  # all of it may have been sent before
+                seen.append((await anext(watch)).revision)
         except CompactedError:
-            assert seen == revisions[: len(seen)]  # what it did get was without gaps
-        else:
-            pytest.fail("the watch ended without a word")
+            pass
+        assert seen == revisions[: len(seen)]  # what it did get was without gaps
 
     async def test_it_never_goes_back_nor_ahead(self, store: Store) -> None:
         leader = await store.campaign("a")
@@ -175,7 +174,9 @@ class TestCompaction:
 
 
 class TestBackupAndRestore:
-    async def test_a_restore_brings_back_the_records_and_a_new_history(self, store: Store, tmp_path: Path) -> None:
+    async def test_a_restore_brings_back_the_records_and_a_new_history(
+        self, store: Store, kind: Kind, tmp_path: Path
+    ) -> None:
         leader = await store.campaign("a")
         revision = await store.commit(leader, 1, [put("x", b"1"), put("y", b"1")])
         saved = await store.load()
@@ -183,8 +184,12 @@ class TestBackupAndRestore:
         await store.commit(leader, 2, [put("x", b"2"), delete("y"), put("z", b"2")])
         await store.restore(str(tmp_path / "backup"))
         loaded = await store.load()
-        assert loaded.records == saved.records
-        assert loaded.revision == revision
+        if kind.restores_revisions:
+            assert loaded.records == saved.records
+            assert loaded.revision == revision
+        else:
+            assert [(r.key, r.value) for r in loaded.records] == [(r.key, r.value) for r in saved.records]
+            assert loaded.revision > revision
         assert loaded.history > saved.history
         assert (await store.status()).history == loaded.history
 
@@ -199,14 +204,15 @@ class TestBackupAndRestore:
         epochs.append((await store.campaign("a")).epoch)
         assert epochs == sorted(set(epochs))
 
-    async def test_a_leader_from_before_never_writes_again(self, store: Store, tmp_path: Path) -> None:
+    async def test_a_leader_from_before_never_writes_again(self, store: Store, kind: Kind, tmp_path: Path) -> None:
         await store.backup(str(tmp_path / "backup"))
         old = await store.campaign("a")
         await store.restore(str(tmp_path / "backup"))
         with pytest.raises(DeposedError):
             await store.commit(old, 1, [put("x")])
         new = await store.campaign("b")
-        assert new.token == old.token  # revisions went back: the token alone would let the old one in
+        if kind.restores_revisions:
+            assert new.token == old.token  # revisions went back: the token alone would let the old one in
         with pytest.raises(DeposedError):
             await store.commit(old, 1, [put("x")])
         with pytest.raises(DeposedError):
@@ -271,6 +277,7 @@ class TestSpace:
         await store.barrier(leader)
         await store.compact((await store.load()).revision)
         await store.commit(leader, seq + 1, [delete(key) for key in keys[:-1]])
+        await store.compact((await store.load()).revision)  # a store may keep what was deleted until then
         await store.commit(leader, seq + 2, [put("again", b"x" * 4 * KIB)])
         assert set(await contents(store)) == {keys[-1], "last", "again"}
         await store.close()
@@ -279,9 +286,11 @@ class TestSpace:
 class TestStatusAndEnd:
     async def test_status_tells_what_is_there(self, store: Store, kind: Kind) -> None:
         leader = await store.campaign("a")
+        compacted = (await store.status()).compacted_revision  # 0, but in one that is shared with other tests
         revision = await store.commit(leader, 1, [put("x", b"v" * 10 * KIB)])
         status = await store.status()
-        assert (status.kind, status.history, status.revision, status.compacted_revision) == (kind.name, 1, revision, 0)
+        assert (status.kind, status.history, status.revision) == (kind.name, 1, revision)
+        assert status.compacted_revision == compacted < revision
         assert status.size_bytes >= 10 * KIB
 
     async def test_a_closed_handle_does_nothing(self, kind: Kind, tmp_path: Path) -> None:

@@ -38,6 +38,12 @@ INTERNAL = {
     "controld.replica.outbox.OutboxFullError",
     "controld.matching.wire.WireError",
     "controld.store.codec_values.FieldError",
+    "controld.store.etcd_client.EndpointError",
+    "controld.store.etcd_wire.WireError",
+    "controld.store.member.MemberError",
+    "controld.store.member.MemberMissingError",
+    "controld.store.member.MemberQuarantinedError",
+    "controld.store.member_config.MemberConfigError",
 }
 
 

@@ -41,7 +41,7 @@ from noded.core.messages import (
     TaskExit,
 )
 from noded.core.slots import STOPPED, Phase, Slot, adopted, record_of, token_order
-from noded.core.slottable import SlotTable
+from noded.core.slottable import SLOTS_MAX, SlotTable
 from virialpb.ids import CheckpointId, SlotId, Token
 from virialpb.reasons import ExitReason, PrepareFailure, StopReason
 
@@ -118,6 +118,9 @@ class SlotBook(SlotTable):
         stale = newest is not None and token_order(order.token) < token_order(newest)
         if stale or self._finished.get(order.slot) == order.token:
             self._counters["stale_token"] += 1
+            return []
+        if known is None and len(self._slots) >= SLOTS_MAX:
+            self._counters["too_many_slots"] += 1
             return []
         self._see(order.token)
         superseded: list[Instruction] = []

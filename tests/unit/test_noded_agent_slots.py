@@ -10,6 +10,8 @@ from noded.core import events as e
 from noded.core import instructions as i
 from noded.core import messages as m
 from noded.core.slots import record_of
+from noded.core.slottable import SLOTS_MAX
+from noded.run.slots import SLOTS_MAX as GUARDIAN_SLOTS_MAX
 from tests.unit.noded_builders import (
     CHECKPOINT,
     GO,
@@ -113,6 +115,15 @@ def test_parts_of_a_device_are_counted_and_whole_devices_left_to_the_guardian() 
     found = status(agent, SlotId("c.1.0"))
     assert found is not None
     assert (found.failure, found.failure_detail) == (PrepareFailure.DEVICE_BUSY, "gpu-0 held by a.1.0, b.1.0")
+
+
+def test_slots_are_bounded_since_every_beat_lists_all_of_them() -> None:
+    agent = online()
+    for number in range(SLOTS_MAX + 3):
+        token = Token(JobId(f"j{number}"), 1, Epoch(1, 40))
+        agent.handle(order(replace(PREPARE, slot=SlotId(f"j{number}.1.0"), token=token)), START)
+    assert len(agent.slots.all()) == SLOTS_MAX == GUARDIAN_SLOTS_MAX
+    assert agent.counters["too_many_slots"] == 3
 
 
 def test_an_unknown_runtime_is_refused() -> None:

@@ -211,7 +211,7 @@ class Rack:
         for pid in left:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        assert not left
+        assert not left, left
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ from virialpb.ids import JobId, SlotId, Token
 
 REMEMBERED_MAX: Final = 4096
 """Released slots and newest tokens kept, so that a late Prepare revives nothing."""
-SLOTS_MAX: Final = 224
+SLOTS_MAX: Final = 192
 """As many as the guardian takes, and as fit into one beat with the longest names of jobs."""
 GONE_MAX: Final = 200
 """They all stand in a hello, which is a control message of at most 64 KiB."""

@@ -37,9 +37,10 @@ def pinned_ranks(checkpoint: Checkpoint) -> tuple[tuple[int, NodeUid], ...]:
 
 
 def droppable(state: State, job: JobId) -> frozenset[CheckpointId]:
-    """Checkpoints nobody may restore any more: aborted, bad, or older than those that are kept.
+    """Checkpoints nobody needs any more: aborted, or older than those that are kept.
 
-    A bad one is kept while its job has not ended, for whoever looks into it.
+    A bad one stays, even when its job has ended: the verdict may be wrong (three failures of the program condemn what
+    it started from), and the files all that is left of weeks of work.
     """
     record = state.jobs.get(job)
     if record is None:

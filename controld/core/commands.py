@@ -223,7 +223,7 @@ class ReportBadShard:
 
 @dataclass(frozen=True, slots=True)
 class CollectCheckpoints:
-    """Mark these DROPPING: superseded, aborted or bad, and read by nobody."""
+    """Mark these DROPPING: superseded or aborted, and read by nobody."""
 
     job: JobId
     checkpoints: tuple[CheckpointId, ...]

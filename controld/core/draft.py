@@ -93,6 +93,15 @@ class Draft:
         """Leases that hold something on a node, of any incarnation of it."""
         return tuple((g, m) for g in self.generations() for m in g.members if m.node == uid and m.lease.holds)
 
+    def held_by_node(self) -> dict[NodeUid, list[Member]]:
+        """The same of every node at once."""
+        found: dict[NodeUid, list[Member]] = {}
+        for generation in self.generations():
+            for member in generation.members:
+                if member.lease.holds:
+                    found.setdefault(member.node, []).append(member)
+        return found
+
     def free_leases(
         self, uid: NodeUid, incarnation: Incarnation, to: LeaseState
     ) -> tuple[tuple[Generation, Member], ...]:

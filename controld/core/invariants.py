@@ -1,8 +1,9 @@
-"""What must be true of every state. Checked after each commit in tests and the simulation, and on load."""
+"""What must be true of every state. Checked after each commit in tests and the simulation."""
 
 from __future__ import annotations
 
 from controld.core.capacity import WHOLE_THOUSANDTHS, device_use, holding
+from controld.core.ids import NodeUid
 from controld.core.model import CheckpointState, JobState, Member, Phase
 from controld.core.spec import Writes
 from controld.core.state import State
@@ -18,7 +19,7 @@ def _devices(state: State) -> list[str]:
     broken: list[str] = []
     for uid, leases in sorted(holding(state).items()):
         members = [m for _, m in leases]
-        node = next((n for n in state.nodes.values() if n.uid == uid), None)
+        node = state.nodes.get(NodeUid(uid))
         if node is None:
             broken.append(f"lease on unknown node {uid}")
             continue

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from controld.core.ids import CheckpointId, Incarnation, JobId, NodeUid, SlotId, slot_id
+from controld.core.ids import CheckpointId, Incarnation, JobId, NodeUid, SlotId
 from controld.core.spec import JobSpec
 from virialpb.reasons import ExitReason, StopReason
 
@@ -42,6 +42,11 @@ class Phase(StrEnum):
     ACTIVE = "ACTIVE"
     STOPPING = "STOPPING"
     ENDED = "ENDED"
+
+    @property
+    def under_way(self) -> bool:
+        """Whether the generation is still meant to run: nothing has stopped it yet."""
+        return self in (Phase.PREPARING, Phase.GO, Phase.ACTIVE)
 
 
 class JobState(StrEnum):
@@ -228,6 +233,9 @@ class Generation:
     def member(self, slot: SlotId) -> Member | None:
         return next((m for m in self.members if m.slot == slot), None)
 
+    def of_rank(self, rank: int) -> Member | None:
+        return next((m for m in self.members if m.rank == rank), None)
+
 
 @dataclass(frozen=True, slots=True)
 class Job:
@@ -304,7 +312,3 @@ class Event:
 
 
 Record = Cluster | Node | Job | Generation | Checkpoint | Request | Event
-
-
-def rank_slot(job: JobId, generation: int, rank: int) -> SlotId:
-    return slot_id(job, generation, rank)

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from controld.core.checkpoints import KEEP_MIN
 from controld.core.ids import valid_id
 from controld.core.outcome import FieldViolation
 from controld.core.spec import (
@@ -46,8 +47,6 @@ GRACE_MS_MAX = 3_600_000
 LOG_BYTES_MIN = 4 * 1024
 LOG_FILES_MAX = 100
 PATH_LENGTH_MAX = 4_095
-# The registry keeps two committed checkpoints in any case: the newest may turn out bad when it is loaded.
-KEEP_MIN = 2
 KEEP_MAX = 1_000
 RESTARTS_MAX = 100_000
 

@@ -63,8 +63,6 @@ class View:
     sent_ns: dict[tuple[str, str], int] = field(default_factory=dict[tuple[str, str], int])
     # When something was first seen in its present condition: (what, ...) -> BOOTTIME.
     since_ns: dict[tuple[str, ...], int] = field(default_factory=dict[tuple[str, ...], int])
-    jobs_not_before_ns: dict[JobId, int] = field(default_factory=dict[JobId, int])
-    stale_reports: int = 0
 
     def hello(self, hello: Hello, now_ns: int) -> None:
         """A stream opened. A hello is a renewal; the same incarnation keeps what was known of it."""

@@ -22,7 +22,7 @@ def explain(state: State, view: View, job_id: JobId) -> Unplaced:
     if job.state.ended:
         return Unplaced(job_id, job.generation, (), 0)
     waits = _waits_for_leases(state, job_id)
-    if current is not None and current.phase in (Phase.PREPARING, Phase.GO, Phase.ACTIVE):
+    if current is not None and current.phase.under_way:
         # A running job waits only for what is silent: it may come back, or its lease ends and the gang restarts.
         silent = tuple(w for w in waits if w.reason is Unfit.WAITS_FOR_EXPIRY)
         return Unplaced(job_id, job.generation, silent, 0)

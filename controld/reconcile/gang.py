@@ -28,7 +28,6 @@ from controld.health.view import Refusals
 from controld.reconcile.decisions import Pass
 from virialpb.reasons import ExitReason, PrepareFailure, StopReason
 
-RUNNING = (Phase.PREPARING, Phase.GO, Phase.ACTIVE)
 BAD_SHARD = (PrepareFailure.SHARD_MISSING, PrepareFailure.SHARD_CORRUPT)
 # After these the slot runs nothing and holds nothing at the agent.
 OVER = (SlotState.EXITED, SlotState.PREPARE_FAILED)
@@ -44,10 +43,10 @@ def status_of(p: Pass, member: Member, token: Token) -> SlotStatus | None:
 
 
 def reconcile(p: Pass, job: Job, generation: Generation) -> None:
-    """Drive the current generation of a job one step."""
+    """Drive one generation a step: the current one, or a former one that still holds leases."""
     token = Token(job.id, generation.number, p.state.epoch_of(generation))
     statuses = {m.slot: status_of(p, m, token) for m in generation.members}
-    if generation.phase in RUNNING:
+    if generation.phase.under_way:
         _watch_progress(p, job, generation, statuses)
         if _stop_if_lost(p, job, generation, statuses):
             return
@@ -74,7 +73,7 @@ def _member(p: Pass, job: Job, generation: Generation, member: Member, token: To
         if status.state is SlotState.PREPARE_FAILED and generation.phase is Phase.PREPARING:
             _prepare_failed(p, job, generation, member, status)
         exit_ = status.exit
-        if exit_ is None and member.rank is not None and generation.phase in RUNNING:
+        if exit_ is None and member.rank is not None and generation.phase.under_way:
             exit_ = TaskExit(ExitReason.START_FAILED, stderr_tail=status.failure_detail)
         p.commands.append(
             ReleaseMember(
@@ -111,7 +110,7 @@ def _absent(p: Pass, job: Job, generation: Generation, member: Member, token: To
     if generation.phase is Phase.PREPARING:
         _order_prepare(p, job, generation, member, token)
     elif member.rank is None:
-        if generation.phase in RUNNING:
+        if generation.phase.under_way:
             _order_prepare(p, job, generation, member, token)
     elif generation.phase in (Phase.STOPPING, Phase.ENDED):
         # Beats are complete, so nothing of it is there; a PREPARE still on its way can start nothing without GO.

@@ -6,9 +6,6 @@ from controld.core.agent import Go, Order, Prepare
 from controld.core.model import Phase
 from controld.core.state import State
 
-_PREPARE_PHASES = (Phase.PREPARING, Phase.GO, Phase.ACTIVE)  # a spare may be prepared late
-_GO_PHASES = (Phase.GO, Phase.ACTIVE)
-
 
 def stands(state: State, order: Order) -> bool:
     """False for what would begin something under a lease that is over.
@@ -18,9 +15,9 @@ def stands(state: State, order: Order) -> bool:
     """
     match order:
         case Prepare():
-            phases = _PREPARE_PHASES
+            phases = (Phase.PREPARING, Phase.GO, Phase.ACTIVE)  # a spare may be prepared late
         case Go():
-            phases = _GO_PHASES
+            phases = (Phase.GO, Phase.ACTIVE)
         case _:
             return True
     generation = state.generations.get(order.token.job, {}).get(order.token.generation)

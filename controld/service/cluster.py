@@ -9,6 +9,7 @@ from controld.core import capacity, keys
 from controld.core.commands import DrainNode, PlaceHold, ReleaseHold
 from controld.core.ids import NodeUid, valid_id
 from controld.core.model import Event, Hold, Node
+from controld.core.transitions.nodes import DRAIN_OWNER
 from controld.service.backend import CAUSE_ID, Backend, Context
 from controld.service.convert import messages as m
 from controld.service.convert.common import NODES, event_to_proto, job_id_from_name, node_from_name, request_id_from
@@ -25,7 +26,6 @@ from virialpb.v1 import cluster_pb2_grpc
 MS_NS = 1_000_000
 REASON_LENGTH_MAX = 256
 HOLD_MS_MAX = 366 * 86_400_000
-DRAIN_OWNER = "drain"
 
 
 class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):

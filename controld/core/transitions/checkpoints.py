@@ -25,7 +25,7 @@ from virialpb.reasons import Reason
 
 
 def _alive(state: State, command: BeginCheckpoint | PrepareShard) -> tuple[Job, Generation] | Refused:
-    """The job and its current generation, when `command` carries that generation's token and it may still write."""
+    """The job and its current generation, when `command` has that generation's token and its rank may still write."""
     job = state.jobs.get(command.job)
     if job is None:
         return Refused(Reason.NOT_FOUND, f"jobs/{command.job}")
@@ -35,6 +35,8 @@ def _alive(state: State, command: BeginCheckpoint | PrepareShard) -> tuple[Job, 
         or generation.number != command.generation
         or state.epoch_of(generation) != command.epoch
         or generation.phase not in (Phase.GO, Phase.ACTIVE)
+        or (member := generation.of_rank(command.rank)) is None
+        or not member.lease.holds
     ):
         return Refused(Reason.FENCED, f"jobs/{command.job}", detail=f"generation {command.generation}")
     return job, generation
@@ -93,8 +95,6 @@ def prepare(state: State, command: PrepareShard) -> Outcome:
         return Refused(Reason.FENCED, f"jobs/{job.id}/checkpoints/{checkpoint.id}")
     if checkpoint.state is not CheckpointState.BEGUN:
         return Transition(reply=_reply(checkpoint))
-    if not 0 <= command.rank < checkpoint.world_size:
-        return Refused(Reason.INVALID_SPEC, f"jobs/{job.id}/checkpoints/{checkpoint.id}", detail="rank")
     part = ShardPart(command.rank, command.node, command.size_bytes, command.digest, command.file)
     earlier = next((p for p in checkpoint.parts if p.rank == command.rank), None)
     if earlier is not None:

@@ -57,8 +57,6 @@ def begin_stop(draft: Draft, generation: Generation, reason: StopReason, error: 
             restart_times_unix_ns=(*times, now.unix_ns),
             fruitless_generations=fruitless,
         )
-    if reason is StopReason.CANCELLED:
-        changed = replace(changed, state=JobState.CANCELLING)
     draft.put(changed)
 
 

@@ -16,7 +16,7 @@ from controld.core.commands import (
     StopGeneration,
 )
 from controld.core.draft import Draft
-from controld.core.ids import JobId, slot_id
+from controld.core.ids import JobId, NodeUid, slot_id
 from controld.core.model import (
     Checkpoint,
     CheckpointState,
@@ -38,7 +38,6 @@ from virialpb.reasons import Reason, StopReason
 
 # After so many generations in a row without a new step, the checkpoint they started from is not trusted again.
 FRUITLESS_MAX = 3
-RUNNING = frozenset({Phase.PREPARING, Phase.GO, Phase.ACTIVE})
 
 
 def start(state: State, command: StartGeneration, now: Now) -> Outcome:
@@ -67,16 +66,19 @@ def start(state: State, command: StartGeneration, now: Now) -> Outcome:
     # Ranks never have two generations alive unless every output is under the token (promise 3).
     if job.spec.writes is Writes.SHARED and current is not None and any(m.lease.holds for m in current.ranks):
         return Refused(Reason.STALE, f"jobs/{command.job}", detail="former generation holds leases")
-    for node_uid in sorted({m.node for m in command.members}):
+    wanted = _by_node(command.members)
+    # One pass over all leases, not one a node: a gang of thousands of ranks must not stall the leader's loop.
+    held = draft.held_by_node()
+    for node_uid in sorted(wanted):
         node = draft.node(node_uid)
-        mine = tuple(m for m in command.members if m.node == node_uid)
+        mine = tuple(wanted[node_uid])
         if node is None or node.liveness is not Liveness.LIVE or node.draining:
             return Refused(Reason.STALE, f"nodes/{node_uid}", detail="not schedulable")
         if any(not h.device_key and h.active(now.unix_ns) for h in node.holds) or any(
             m.incarnation != node.incarnation for m in mine
         ):
             return Refused(Reason.STALE, f"nodes/{node.name}", detail="held or another incarnation")
-        lacking = fits(node, tuple(m for _, m in draft.held_on(node_uid)), mine, now.unix_ns)
+        lacking = fits(node, tuple(held.get(node_uid, ())), mine, now.unix_ns)
         if lacking:
             return Refused(Reason.STALE, f"nodes/{node.name}", detail=lacking)
     generation = Generation(
@@ -100,6 +102,13 @@ def start(state: State, command: StartGeneration, now: Now) -> Outcome:
     )
     draft.tell(_started(draft, generation))
     return draft.done(Reply(job.id))
+
+
+def _by_node(members: tuple[Member, ...]) -> dict[NodeUid, list[Member]]:
+    found: dict[NodeUid, list[Member]] = {}
+    for member in members:
+        found.setdefault(member.node, []).append(member)
+    return found
 
 
 def _started(draft: Draft, generation: Generation) -> Event:
@@ -154,6 +163,9 @@ def go(state: State, command: CommitGo) -> Outcome:
     _, generation = found
     if generation.phase is not Phase.PREPARING:
         return Refused(Reason.STALE, f"jobs/{command.job}", detail="phase")
+    # A lease may have run out after the tick saw its rank READY: the rest is no gang, and its devices may be granted.
+    if not all(m.lease.holds for m in generation.ranks):
+        return Refused(Reason.STALE, f"jobs/{command.job}", detail="leases")
     draft = Draft(state)
     draft.put(
         replace(
@@ -190,7 +202,7 @@ def mark_progress(state: State, command: MarkProgress) -> Outcome:
     if isinstance(found, Refused):
         return found
     job, generation = found
-    if generation.phase not in RUNNING or generation.progressed:
+    if not generation.phase.under_way or generation.progressed:
         return Transition()
     draft = Draft(state)
     draft.put(replace(generation, progressed=True))
@@ -203,7 +215,7 @@ def stop(state: State, command: StopGeneration, now: Now) -> Outcome:
     if isinstance(found, Refused):
         return found
     job, generation = found
-    if generation.phase not in RUNNING:
+    if not generation.phase.under_way:
         return Transition()
     draft = Draft(state)
     if command.highest_step > job.highest_step:

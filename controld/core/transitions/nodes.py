@@ -22,6 +22,9 @@ from controld.core.state import State
 from controld.core.transitions import requests
 from virialpb.reasons import ExitReason, Reason
 
+# The owner of the hold that a drain places; nobody else may use it.
+DRAIN_OWNER = "drain"
+
 
 def admit(state: State, command: AdmitNode, now: Now) -> Outcome:
     draft = Draft(state)
@@ -147,7 +150,10 @@ def place_hold(state: State, command: PlaceHold, now: Now) -> Outcome:
     if hold.device_key and all(d.key != hold.device_key for d in node.inventory.devices):
         return Refused(Reason.NOT_FOUND, f"nodes/{node.name}/devices/{hold.device_key}")
     draft = Draft(state)
-    others = tuple(h for h in node.holds if (h.owner, h.device_key) != (hold.owner, hold.device_key))
+    # What has run out goes here: it needs no commit to end, but must not pile up.
+    others = tuple(
+        h for h in node.holds if (h.owner, h.device_key) != (hold.owner, hold.device_key) and h.active(now.unix_ns)
+    )
     draft.put(replace(node, holds=(*others, hold)))
     requests.remember(draft, command, command.node, now)
     draft.tell(events.of_node("hold.placed", node, reason=hold.reason, details={"owner": hold.owner}))
@@ -170,9 +176,6 @@ def release_hold(state: State, command: ReleaseHold, now: Now) -> Outcome:
     requests.remember(draft, command, command.node, now)
     draft.tell(events.of_node("hold.released", node, details={"owner": command.owner}))
     return draft.done(Reply(command.node))
-
-
-DRAIN_OWNER = "drain"
 
 
 def drain(state: State, command: DrainNode, now: Now) -> Outcome:

@@ -2,39 +2,63 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from controld.core import keys
 from controld.core.commands import Prune
 from controld.core.draft import Draft
+from controld.core.ids import JobId
+from controld.core.model import Generation
 from controld.core.outcome import Outcome
 from controld.core.state import State
 
 # One prune is one commit: it stays well under the limits of a store transaction; the next tick goes on.
 DELETES_MAX = 256
-# Beside the current one, so that a late report of a former generation still meets its record.
+# The newest of a job, so that a late report of a former generation still meets its record.
 GENERATIONS_KEPT = 8
 
 
 def prune(state: State, command: Prune) -> Outcome:
     draft = Draft(state)
-    doomed: list[str] = []
-    doomed += [
-        keys.request(r.request_id) for r in state.requests.values() if r.time_unix_ns < command.requests_before_unix_ns
-    ]
-    surplus = len(state.events) - command.events_max
-    if surplus > 0:
-        doomed += [keys.event(sequence) for sequence in sorted(state.events)[:surplus]]
-    for job, table in state.generations.items():
-        for number in sorted(table)[:-GENERATIONS_KEPT]:
-            if not any(m.lease.holds for m in table[number].members):
-                doomed.append(keys.generation(job, number))
-    ended = sorted((j for j in state.jobs.values() if j.state.ended), key=lambda j: (j.end_time_unix_ns, j.number))
-    for job_record in ended[: max(0, len(ended) - command.ended_jobs_max)]:
-        table = state.generations.get(job_record.id, {})
-        if any(m.lease.holds for g in table.values() for m in g.members):
-            continue
-        doomed += [keys.generation(job_record.id, number) for number in table]
-        doomed += [keys.checkpoint(job_record.id, id_) for id_ in state.checkpoints.get(job_record.id, {})]
-        doomed.append(keys.job(job_record.id))
-    for key in list(dict.fromkeys(doomed))[:DELETES_MAX]:
-        draft.delete(key)
+    left = DELETES_MAX
+    for group in _doomed(state, command):
+        left -= len(group)
+        if left < 0:
+            break
+        for key in group:
+            draft.delete(key)
     return draft.done()
+
+
+def _doomed(state: State, command: Prune) -> Iterator[tuple[str, ...]]:
+    """Keys to delete, in groups that go together: half of an ended job would be a broken state."""
+    for request in state.requests.values():
+        if request.time_unix_ns < command.requests_before_unix_ns:
+            yield (keys.request(request.request_id),)
+    for sequence in sorted(state.events)[: max(0, len(state.events) - command.events_max)]:
+        yield (keys.event(sequence),)
+    evicted = _evicted(state, command.ended_jobs_max)
+    for job, table in state.generations.items():
+        if job not in evicted:
+            for number in sorted(table)[:-GENERATIONS_KEPT]:
+                if not _holds(table[number]):
+                    yield (keys.generation(job, number),)
+    for job in evicted:
+        # Checkpoints first, one by one, as there may be more than fit: nothing of an ended job refers to them.
+        for id_ in state.checkpoints.get(job, {}):
+            yield (keys.checkpoint(job, id_),)
+        numbers = sorted(state.generations.get(job, {}))
+        for number in numbers[:-GENERATIONS_KEPT]:
+            yield (keys.generation(job, number),)
+        yield (*(keys.generation(job, number) for number in numbers[-GENERATIONS_KEPT:]), keys.job(job))
+
+
+def _evicted(state: State, ended_jobs_max: int) -> dict[JobId, None]:
+    """The jobs that ended longest ago, past the bound; one whose leases still hold something stays."""
+    ended = sorted((j for j in state.jobs.values() if j.state.ended), key=lambda j: (j.end_time_unix_ns, j.number))
+    surplus = ended[: max(0, len(ended) - ended_jobs_max)]
+    return {j.id: None for j in surplus if not any(_holds(g) for g in state.generations.get(j.id, {}).values())}
+
+
+def _holds(generation: Generation) -> bool:
+    return any(m.lease.holds for m in generation.members)

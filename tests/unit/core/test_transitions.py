@@ -1,0 +1,96 @@
+"""Single transitions on states made by hand: what they refuse though the gang as a whole still stands."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from controld.core.commands import (
+    BeginCheckpoint,
+    CancelJob,
+    CommitGo,
+    ExpireLeases,
+    Now,
+    PlaceHold,
+    PrepareShard,
+    Prune,
+)
+from controld.core.ids import CheckpointId
+from controld.core.model import Checkpoint, CheckpointState, Hold, JobState, Phase, Tier
+from controld.core.outcome import Refused, Transition
+from controld.core.spec import SECOND_NS
+from controld.core.state import Change
+from controld.core.transitions import decide
+from controld.core.transitions.prune import DELETES_MAX
+from controld.matching.engine import plan
+from controld.reconcile.grants import command_for_grant
+from controld.reconcile.snapshot import snapshot
+from controld.reconcile.tick import tick
+from tests.support_core import World, spec
+from tests.support_rows import running
+from virialpb.ids import Epoch
+from virialpb.reasons import Reason
+
+
+def test_no_go_for_a_gang_one_of_whose_leases_has_run_out() -> None:
+    world = World(3)
+    job = world.submit(spec(3))
+    pending = tick(world.state, world.view, world.now, Epoch(1, 1), world.limits).pending
+    for grant in plan(snapshot(world.state, world.view, world.now), pending).grants:
+        world.do(command_for_grant(grant, "c"))
+    generation = world.state.current(job)
+    assert generation is not None
+    lost = generation.ranks[1]
+    world.do(ExpireLeases(lost.incarnation, (lost.slot,)))
+    outcome = decide(world.state, CommitGo(job, 1, "addr", 4000), world.now)
+    assert outcome == Refused(Reason.STALE, f"jobs/{job}", detail="leases")
+
+
+def test_a_rank_whose_lease_has_run_out_saves_nothing() -> None:
+    world, job = running(3, 3)
+    generation = world.state.current(job)
+    assert generation is not None
+    epoch = world.state.epoch_of(generation)
+    id_ = CheckpointId(world.reply(BeginCheckpoint(job, 1, epoch, 0, 5)).subject)
+    lost = generation.ranks[1]
+    world.do(ExpireLeases(lost.incarnation, (lost.slot,)))
+    assert lost.rank is not None
+    for command in (
+        BeginCheckpoint(job, 1, epoch, lost.rank, 6),
+        PrepareShard(job, 1, epoch, lost.rank, lost.node, id_, 5, 10, "d", "rank-00001.shard"),
+        PrepareShard(job, 1, epoch, 9, lost.node, id_, 5, 10, "d", "rank-00009.shard"),
+    ):
+        assert decide(world.state, command, world.now) == Refused(Reason.FENCED, f"jobs/{job}", detail="generation 1")
+
+
+def test_a_job_of_more_records_than_one_prune_deletes_goes_in_valid_steps() -> None:
+    world, job = running(3, 3)
+    world.reply(CancelJob("c1", job))
+    world.run(6)
+    assert world.job(job).state is JobState.CANCELLED
+    saved = Checkpoint(job, CheckpointId(""), 1, 1, 3, Tier.SHARED, "/ckpt", CheckpointState.ABORTED)
+    records = [replace(saved, id=CheckpointId(f"c{i:06d}-s1")) for i in range(DELETES_MAX)]
+    world.state.apply([Change.put(record) for record in records], world.state.revision + 1)
+    prune = Prune(0, 1_000, 0)
+    world.do(prune)  # `do` checks the invariants
+    assert job in world.state.jobs
+    world.do(prune)
+    assert (world.state.jobs, world.state.generations, world.state.checkpoints) == ({}, {}, {})
+
+
+def test_holds_that_ran_out_do_not_pile_up() -> None:
+    world = World(1)
+    (uid,) = world.state.nodes
+    for number in range(3):
+        world.reply(PlaceHold(f"r{number}", uid, Hold(f"owner-{number}", "test"), SECOND_NS))
+        world.now_ns += 2 * SECOND_NS
+    assert [hold.owner for hold in world.state.nodes[uid].holds] == ["owner-2"]
+
+
+def test_a_prune_of_nothing_commits_nothing() -> None:
+    world = World(1)
+    outcome = decide(world.state, Prune(0, 1_000, 1_000), Now(0, 0))
+    assert outcome == Transition()
+
+
+def test_phases_under_way() -> None:
+    assert [phase for phase in Phase if phase.under_way] == [Phase.PREPARING, Phase.GO, Phase.ACTIVE]

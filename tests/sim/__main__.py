@@ -8,12 +8,11 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from tests.sim.mutations import BY_NAME, MUTATIONS
+from tests.sim.mutations import BY_NAME, MUTATIONS, SEEDS_MAX
 from tests.sim.runner import Errand, results, run, serve
 from tests.sim.world import Result
 
 SEEDS_FILE = Path(__file__).with_name("seeds.txt")
-MUTATION_SEEDS_MAX = 12
 TAIL_LINES = 120
 
 
@@ -82,8 +81,8 @@ def run_mutations(names: list[str], jobs: int) -> int:
     """Print the table of defects; how many were caught. Each starts with the seed known to bring it out."""
     tried: Counter[str] = Counter()
     caught: dict[str, str] = {}
-    while missing := [name for name in names if name not in caught and tried[name] < MUTATION_SEEDS_MAX]:
-        errands = [Errand(_seed_of(name, tried[name]), name) for name in missing]
+    while missing := [name for name in names if name not in caught and tried[name] < SEEDS_MAX]:
+        errands = [Errand(BY_NAME[name].seeds()[tried[name]], name) for name in missing]
         for errand, result in results(errands, jobs):
             tried[errand.mutation] += 1
             wanted = BY_NAME[errand.mutation].checkers
@@ -93,11 +92,6 @@ def run_mutations(names: list[str], jobs: int) -> int:
     for name in names:
         print(f"{name:<28}{caught.get(name, f'NOT CAUGHT within {tried[name]} seeds')[:150]}")
     return len(caught)
-
-
-def _seed_of(name: str, attempt: int) -> int:
-    first = BY_NAME[name].seed
-    return first if attempt == 0 else attempt + (attempt >= first)
 
 
 def main(argv: list[str]) -> int:

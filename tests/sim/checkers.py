@@ -29,7 +29,7 @@ from noded.core import instructions as i
 from noded.core import messages as m
 from tests.sim.disk import LOCAL_TIER, Shard, Tree, content_of
 from tests.sim.truth import Run
-from virialpb.ids import Epoch, JobId
+from virialpb.ids import Epoch, Incarnation, JobId
 
 if TYPE_CHECKING:
     from tests.sim.node import Host
@@ -117,21 +117,25 @@ class Checkers:
         if (missing := new.world_size - len({part.rank for part in new.parts})) > 0:
             self.accuse("checkpoint", f"{name} is committed without the parts of {missing} ranks")
         for part in new.parts:
-            tree = self._tree_of(new, part.node)
-            directory = self._directory(new)
-            shard = tree.find(directory, part.file) if tree is not None else None
-            if shard is None or not shard.durable or shard.digest != part.digest:
-                self.accuse("checkpoint", f"{name} is committed, but the part of rank {part.rank} is not there: {shard}")
-            elif shard.generation != new.generation or shard.content != content_of(new.job, new.step, part.rank):
-                self.accuse("checkpoint", f"{name} is committed with a part of generation {shard.generation}")
             member = next((m for m in generation.ranks if m.rank == part.rank), None)
             if member is None or member.node != part.node:
                 self.accuse("checkpoint", f"{name}: rank {part.rank} reported from {part.node}, where it does not run")
+                continue
+            tree = self._tree_of(new, member.incarnation)
+            directory = self._directory(new)
+            shard = tree.find(directory, part.file) if tree is not None else None
+            if shard is None or not shard.durable or shard.digest != part.digest:
+                self.accuse(
+                    "checkpoint", f"{name} is committed, but the part of rank {part.rank} is not there: {shard}"
+                )
+            elif shard.generation != new.generation or shard.content != content_of(new.job, new.step, part.rank):
+                self.accuse("checkpoint", f"{name} is committed with a part of generation {shard.generation}")
 
-    def _tree_of(self, checkpoint: Checkpoint, node: str) -> Tree | None:
+    def _tree_of(self, checkpoint: Checkpoint, life: Incarnation) -> Tree | None:
+        """Two machines may claim one uid; only one had this boot."""
         if checkpoint.tier is Tier.SHARED:
             return self._world.shared
-        host = next((h for h in self._world.hosts.values() if h.disk.node_uid == node), None)
+        host = next((h for h in self._world.machines if life.boot_id in h.boot_ids), None)
         return host.disk.shards if host is not None else None
 
     def _directory(self, checkpoint: Checkpoint) -> str:
@@ -273,13 +277,13 @@ class Checkers:
             for run in runs:
                 self.accuse("books", f"{run.slot} still runs on {host}")
         for host in self._world.hosts.values():
-            guardian, core = host.guardian, host.core
-            if host.powered and guardian is not None and guardian.table.all():
-                self.accuse("books", f"the guardian of {host.name} keeps {[(s.id, s.phase.name, s.leftover) for s in guardian.table.all()]}")
-            if host.powered and core is not None and core.slots.all():
-                self.accuse("books", f"noded of {host.name} keeps {[(s.id, s.phase.name) for s in core.slots.all()]}")
+            if not host.powered or host.guardian is None or host.core is None:
+                continue
+            if kept := [(s.id, s.phase.name, s.leftover) for s in host.guardian.table.all()]:
+                self.accuse("books", f"the guardian of {host.name} keeps {kept}")
+            if remembered := [(s.id, s.phase.name) for s in host.core.slots.all()]:
+                self.accuse("books", f"noded of {host.name} keeps {remembered}")
 
 
 def _is(record: object, generation: Generation) -> bool:
     return isinstance(record, Generation) and (record.job, record.number) == (generation.job, generation.number)
-

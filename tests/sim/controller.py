@@ -57,7 +57,7 @@ class ObservedDisk(MemoryDisk):
 
 
 class StoreFaults:
-    """Every operation takes a little time. `trouble`: chances of each kind; `hang_s`: none arrives, and it takes so long."""
+    """Every operation takes a little time. `trouble`: chances of each kind. `hang_s`: none arrives, after so long."""
 
     def __init__(self, rng: Random) -> None:
         self._rng = rng

@@ -125,7 +125,7 @@ class Faults:
         self._leading().kill()
 
     async def controller_crash_in_commit(self) -> None:
-        """At its next commit: before it arrives, when it is applied and not answered, or while it is still under way."""
+        """At its next commit: before it arrives, when it is applied and not answered, or while it is under way."""
         controller = self._leading()
 
         def crash(after_s: float) -> None:
@@ -244,7 +244,9 @@ class Faults:
         original = original or self._host()
         self._note(original.name)
         disk = original.disk.copy()
-        clone = self._world.add_host(CLONE, disk, cpu_millis=original.cpu_millis, devices=len(original.inventory.devices))
+        clone = self._world.add_host(
+            CLONE, disk, cpu_millis=original.cpu_millis, devices=len(original.inventory.devices)
+        )
         clone.node_name = original.node_name
         clone.start_noded()
         await asyncio.sleep(self._rng.uniform(5.0, 40.0))

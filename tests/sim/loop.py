@@ -1,19 +1,20 @@
 """An event loop whose time only jumps to the next timer: nothing sleeps, nothing threads, real I/O raises.
 
-Simulated processes share it. Each callback belongs to the process in whose context it was made; a frozen process's
-callbacks are parked until it is thawed (SIGSTOP), a dead one's are dropped, so that not even a `finally` runs (SIGKILL).
+Simulated processes share it. Each callback belongs to the process in whose context it was made. A frozen process's
+are parked until it is thawed (SIGSTOP); a dead one's are dropped, so that not even a `finally` runs (SIGKILL).
 """
 
 from __future__ import annotations
 
 import asyncio
 import heapq
+import warnings
 from collections import deque
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from contextvars import Context, ContextVar
 from enum import Enum
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar, cast
 
 T = TypeVar("T")
 
@@ -160,12 +161,13 @@ class SimLoop(asyncio.BaseEventLoop):
         """Let go of everything that never ended, without letting it do anything."""
         self._ready.clear()
         self._timers.clear()
-        for task in self._buried | asyncio.all_tasks(self):
-            task._log_destroy_pending = False  # type: ignore[attr-defined]
-            coroutine = task.get_coro()
-            if not task.done() and coroutine is not None:
-                with suppress(BaseException):
-                    coroutine.close()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # a `finally` that would have awaited something
+            for task in self._buried | asyncio.all_tasks(self):
+                task._log_destroy_pending = False  # type: ignore[attr-defined]
+                if not task.done():
+                    with suppress(BaseException):
+                        cast("Coroutine[Any, Any, Any]", task.get_coro()).close()
         self._buried.clear()
         self._ready.clear()
         self._timers.clear()

@@ -153,7 +153,9 @@ class SimDriver(Driver):
         self._host.kill_pid(order.pid)
 
     async def _verify(self, order: i.VerifyShard) -> None:
-        problem = await self._worker.run(lambda: check_shard(self._tree(order.directory), order.directory, order.restore), 1)
+        problem = await self._worker.run(
+            lambda: check_shard(self._tree(order.directory), order.directory, order.restore), 1
+        )
         if problem is None:
             self.post(e.ShardVerified(order.slot, order.token))
         else:
@@ -223,7 +225,7 @@ class Host:
         self.cpu_millis = cpu_millis
         self.memory_bytes = memory_bytes
         self.inventory = Inventory(tuple(Device(f"gpu{n}", "accelerator", vendor_id="10de") for n in range(devices)))
-        self.boot_id = self._new_id()
+        self.boot_ids = [self._new_id()]
         self.guardian: SimGuardian | None = None
         self.noded: Process | None = None
         self.core: WatchedCore | None = None
@@ -237,6 +239,10 @@ class Host:
         self._pids: dict[int, Rank] = {}
         self._ranks: list[Rank] = []
         world.truth.capacity[name] = cpu_millis
+
+    @property
+    def boot_id(self) -> str:
+        return self.boot_ids[-1]
 
     def _new_id(self) -> str:
         return f"{self.rng.getrandbits(64):016x}"
@@ -422,7 +428,7 @@ class Host:
         if self.powered:
             return
         self.powered = True
-        self.boot_id = self._new_id()
+        self.boot_ids.append(self._new_id())
         self.clock.reboot(self.rng)
         self.start_noded()
 

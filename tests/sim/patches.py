@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 
 from noded import driver
@@ -14,7 +14,7 @@ TICK_SECONDS = 0.25
 
 
 @contextmanager
-def simulated_machine() -> Iterator[None]:
+def simulated_machine() -> Generator[None]:
     places = (
         (guardian_control, "boottime_ns", own_boottime_ns),
         (driver, "TICK_SECONDS", TICK_SECONDS),

@@ -27,14 +27,17 @@ class Errand:
     mutation: str = ""
 
 
-def run(errand: Errand, *, keep_log: bool = False) -> Result:
-    """In this process. Collection is put off: it would end forgotten coroutines at moments no seed decides."""
+def run(errand: Errand, *, shape: Shape | None = None, keep_log: bool = False) -> Result:
+    """In this process. `shape`: the mutation's own where there is one, else the usual.
+
+    Garbage collection is put off: it would end forgotten coroutines at moments that no seed decides.
+    """
     mutation = BY_NAME[errand.mutation] if errand.mutation else None
     gc.collect()
     gc.disable()
     try:
         with simulated_machine(), mutation.applied() if mutation is not None else nullcontext():
-            return run_seed(errand.seed, mutation.shape if mutation is not None else Shape(), keep_log=keep_log)
+            return run_seed(errand.seed, shape or (Shape() if mutation is None else mutation.shape), keep_log=keep_log)
     finally:
         gc.enable()
 

@@ -1,9 +1,9 @@
-"""gRPC's two ends on a simulated connection: what the agent's link and the controller's servicer hold in their hands."""
+"""gRPC's two ends on a simulated connection: what the agent's link and the controller's servicer hold in hand."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from typing import Any, cast
 
@@ -109,9 +109,9 @@ class ServerEnd:
     async def _serve(self, connection: Connection) -> None:
         reset = False
         requests = self._requests(connection)
-        handler = self._servicer.Control if connection.method == "Control" else self._servicer.Bulk
+        handler: Any = self._servicer.Control if connection.method == "Control" else self._servicer.Bulk
         try:
-            async with aclosing(handler(cast("Any", requests), cast("Any", None))) as messages:
+            async with aclosing(cast("AsyncGenerator[Any]", handler(requests, None))) as messages:
                 async for message in messages:
                     connection.down.send(message.SerializeToString())
                     await connection.down.room.wait()

@@ -78,6 +78,8 @@ class World:
         self.commands = 0
         self.faults = Faults(self)
         self.hosts: dict[str, Host] = {}
+        # Every machine there ever was, those that are gone too.
+        self.machines: list[Host] = []
         self._collectives: dict[Token, Collective] = {}
         self._tasks: list[asyncio.Task[Any]] = []
         self._judged: asyncio.Future[None] = self.loop.create_future()
@@ -97,6 +99,7 @@ class World:
     def add_host(self, name: str, disk: HostDisk, *, cpu_millis: int, devices: int) -> Host:
         host = Host(self, name, disk, cpu_millis=cpu_millis, memory_bytes=64 * GIB, devices=devices)
         self.hosts[name] = host
+        self.machines.append(host)
         return host
 
     def collective(self, token: Token, world_size: int) -> Collective:

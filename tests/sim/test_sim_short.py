@@ -1,0 +1,54 @@
+"""A short run of the simulation, in this process: seeds hold, defects are caught, equal seeds give equal worlds."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.sim.__main__ import known_seeds
+from tests.sim.mutations import MUTATIONS, Mutation
+from tests.sim.runner import ROOT, Errand, run
+from tests.sim.world import Shape
+
+SHORT = Shape(trouble_s=200, commands=30, faults=8)
+
+
+@pytest.mark.parametrize("seed", [*known_seeds(), *range(1, 4)])
+def test_nothing_that_was_promised_is_broken(seed: int) -> None:
+    result = run(Errand(seed))
+    assert result.violations == (), f"./run sim SEED={seed}"
+    assert result.faults >= 10
+    assert result.commands >= 50
+    assert result.virtual_s >= 600
+
+
+@pytest.mark.parametrize("defect", [pytest.param(m, id=m.name) for m in MUTATIONS])
+def test_a_defect_is_caught_by_the_checker_that_is_there_for_it(defect: Mutation) -> None:
+    for seed in defect.seeds():
+        accused = {checker for checker, _ in run(Errand(seed, defect.name)).violations}
+        if accused & set(defect.checkers):
+            return
+    pytest.fail(f"no seed of {list(defect.seeds())} brings it out: ./run sim MUTATION={defect.name}")
+
+
+def test_a_seed_is_the_same_world_every_time_and_in_every_process() -> None:
+    """Also where strings hash otherwise: nothing may depend on the order of a set."""
+    digests = {run(Errand(5), shape=SHORT).digest for _ in range(2)}
+    for hash_seed in ("1", "2"):
+        script = (
+            "from tests.sim.runner import Errand, run; from tests.sim.test_sim_short import SHORT; "
+            "import json; print(json.dumps(run(Errand(5), shape=SHORT).digest))"
+        )
+        environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
+        done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        digests.add(json.loads(done.stdout))
+    assert len(digests) == 1
+
+
+def test_another_seed_is_another_world() -> None:
+    assert run(Errand(5), shape=SHORT).digest != run(Errand(6), shape=SHORT).digest

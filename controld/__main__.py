@@ -17,7 +17,12 @@ EXIT_CONFIG = 2
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    options = _parser().parse_args(argv)
+    words = sys.argv[1:] if argv is None else argv
+    if words and words[0] == "member":
+        from controld.member import main as member_main
+
+        return member_main(words[1:])
+    options = _parser().parse_args(words)
     try:
         loaded = _load(options)
     except ConfigError as error:
@@ -67,7 +72,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="controld",
         description="The controller of a Virial cluster. Settings: defaults < file < VIRIAL_CONTROLD__... < flags.",
-        epilog="exit status: 1 failed or lost the leadership, 2 settings, 3 address in use, 4 data directory",
+        epilog="`controld member` runs the etcd member beside a controller. "
+        "exit status: 1 failed or lost the leadership, 2 settings, 3 address in use, 4 data directory",
     )
     parser.add_argument("--config", metavar="FILE", help=f"TOML file (default: {DEFAULT_FILE} where it exists)")
     parser.add_argument("--check-config", action="store_true", help="check the settings and exit")

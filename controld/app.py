@@ -12,7 +12,7 @@ import signal
 import socket
 import tempfile
 from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -31,8 +31,19 @@ from controld.service.metrics import Metrics
 from controld.service.metrics_http import MetricsServer
 from controld.service.server import METHODS, ApiServer, Tls
 from controld.service.telemetry import LogName, StructLog
+from controld.store.etcd import EtcdStore
+from controld.store.etcd_client import ClientTls, GrpcWire
+from controld.store.etcd_endpoint import parse_endpoint
+from controld.store.etcd_session import EtcdTimes
 from controld.store.memory import MemoryStore
-from controld.store.port import Store, StoreCorruptError, StoreError, StoreLockedError
+from controld.store.port import (
+    Store,
+    StoreCorruptError,
+    StoreError,
+    StoreLockedError,
+    StoreStatus,
+    StoreUnavailableError,
+)
 from controld.store.sqlite import SqliteStore
 
 PORTS_FILE: Final = "ports.json"
@@ -104,17 +115,17 @@ class App:
         if planner is None:
             planner = ProcessPlanner(plan_deadline_seconds=config.loop.plan_deadline_ns / NS_PER_SECOND)
         self._stack.push_async_callback(planner.close)
-        leader = Leader(
-            store=store,
-            clock=clock,
-            rng=rng,
-            planner=planner,
-            settings=leader_settings(config),
-            identity=identity,
-            log=self._log,
-            observer=metrics,
-        )
         try:
+            leader = Leader(
+                store=store,
+                clock=clock,
+                rng=rng,
+                planner=planner,
+                settings=within(leader_settings(config), await store.status()),
+                identity=identity,
+                log=self._log,
+                observer=metrics,
+            )
             await leader.start()
         except StoreError as error:
             raise StartError(str(error), _status_of(error)) from error
@@ -176,15 +187,20 @@ class App:
     async def _open_store(self) -> Store:
         directory = Path(self._config.data_dir)
         store: Store
-        if self._config.store.kind is StoreKind.SQLITE:
-            store = SqliteStore(directory, size_bytes_max=self._config.store.size_max_bytes)
-        else:
-            store = MemoryStore()
+        match self._config.store.kind:
+            case StoreKind.SQLITE:
+                store = SqliteStore(directory, size_bytes_max=self._config.store.size_max_bytes)
+            case StoreKind.ETCD:
+                store = etcd_store(self._config)
+            case StoreKind.MEMORY:
+                store = MemoryStore()
         try:
             make_directory(directory)
             await store.open()
         except (StoreLockedError, StoreCorruptError) as error:
             raise StartError(str(error), EXIT_DATA_DIRECTORY) from error
+        except StoreUnavailableError as error:
+            raise StartError(str(error), EXIT_FAILED) from error
         except StoreError as error:
             raise StartError(f"cannot open the store in {directory}: {error}", EXIT_DATA_DIRECTORY) from error
         except OSError as error:
@@ -247,6 +263,33 @@ def leader_settings(config: Config) -> LeaderSettings:
         request_keep_seconds=config.keep.requests_ns // NS_PER_SECOND,
         events_max=config.keep.events,
         ended_jobs_max=config.keep.ended_jobs,
+    )
+
+
+def etcd_store(config: Config) -> EtcdStore:
+    """Not opened. `config` was validated."""
+    store = config.store
+    tls = None
+    if store.ca is not None and store.certificate is not None and store.key is not None:
+        tls = ClientTls(Path(store.ca), Path(store.certificate), Path(store.key))
+    endpoints = [parse_endpoint(text) for text in store.etcd_endpoints]
+    return EtcdStore(
+        lambda: GrpcWire(endpoints, tls),
+        rng=random.SystemRandom(),
+        directory=Path(config.data_dir),
+        prefix=store.prefix,
+        size_bytes_max=store.size_max_bytes,
+        times=EtcdTimes(open=store.open_timeout_ns / NS_PER_SECOND),
+    )
+
+
+def within(settings: LeaderSettings, status: StoreStatus) -> LeaderSettings:
+    """Batches that the store takes in one transaction."""
+    operations_max, bytes_max = status.commit_operations_max, status.commit_bytes_max
+    return replace(
+        settings,
+        batch_operations_max=min(settings.batch_operations_max, operations_max or settings.batch_operations_max),
+        batch_bytes_max=min(settings.batch_bytes_max, bytes_max or settings.batch_bytes_max),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from controld.core.spec import SECOND_NS
+from controld.store.etcd_endpoint import SOCKET, EndpointError, parse_endpoint
 from virialpb.layered import ConfigError, Loaded, load
 from virialpb.units import format_duration_ns
 
@@ -20,19 +22,38 @@ OFF: Final = "off"
 # since an agent that believed otherwise than its controller would outlive its lease.
 KILL_BUDGET_NS: Final = SECOND_NS
 DRIFT_PERCENT: Final = 1
+_PREFIX: Final = re.compile(r"[a-z0-9-]{1,64}")
 
 
 class StoreKind(StrEnum):
     SQLITE = "sqlite"
+    ETCD = "etcd"
     MEMORY = "memory"
 
 
 @dataclass(frozen=True, slots=True)
 class StoreConfig:
-    """`memory` forgets everything at the end of the process: for tests."""
+    """`memory` forgets everything at the end of the process: for tests.
+
+    For `etcd`: `member_dir` is the directory of the member beside this controller (`controld member`), reached by the
+    socket in it. `endpoints` in its place name an etcd by themselves: unix:/PATH, https://HOST:PORT with the three PEM
+    files, http://HOST:PORT on this machine. `prefix` keeps several clusters apart in one etcd.
+    `open_timeout`: how long a start waits for a member with a majority.
+    """
 
     kind: StoreKind = StoreKind.SQLITE
     size_max_bytes: int = field(default=8 << 30, metadata={"unit": "bytes", "minimum": 16 << 20})
+    member_dir: str | None = None
+    endpoints: tuple[str, ...] = ()
+    prefix: str = "virial"
+    open_timeout_ns: int = field(default=30 * SECOND_NS, metadata={"unit": "duration_ns", "minimum": SECOND_NS})
+    ca: str | None = None
+    certificate: str | None = None
+    key: str | None = None
+
+    @property
+    def etcd_endpoints(self) -> tuple[str, ...]:
+        return (f"unix:{self.member_dir}/{SOCKET}",) if self.member_dir is not None else self.endpoints
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +153,7 @@ def load_config(
 
 def validate(config: Config) -> list[tuple[str, str]]:
     """(setting, what is wrong and what to do) of every broken rule between settings."""
-    return [*_addresses(config), *_tls(config), *_lease(config.lease), *_loop(config)]
+    return [*_addresses(config), *_tls(config), *_store(config), *_lease(config.lease), *_loop(config)]
 
 
 def parse_address(text: str) -> tuple[str, int]:
@@ -195,6 +216,39 @@ def _tls(config: Config) -> list[tuple[str, str]]:
     for name, path in (("certificate", tls.certificate), ("key", tls.key), ("client_ca", tls.client_ca)):
         if path is not None and not Path(path).is_file():
             found.append((f"tls.{name}", f"{path} is not a file"))
+    return found
+
+
+def _store(config: Config) -> list[tuple[str, str]]:
+    store = config.store
+    if store.kind is not StoreKind.ETCD:
+        return [
+            (f"store.{name}", f"is for store.kind etcd, and it is {store.kind}")
+            for name, value in (("member_dir", store.member_dir), ("endpoints", store.endpoints))
+            if value
+        ]
+    found: list[tuple[str, str]] = []
+    if bool(store.endpoints) == (store.member_dir is not None):
+        text = "store.kind etcd needs either the directory of its member or store.endpoints"
+        found.append(("store.member_dir", text))
+    if not _PREFIX.fullmatch(store.prefix):
+        found.append(("store.prefix", f"'{store.prefix}' must be 1 to 64 characters of [a-z0-9-]"))
+    files = {"ca": store.ca, "certificate": store.certificate, "key": store.key}
+    for text in store.etcd_endpoints:
+        name = "store.member_dir" if store.member_dir is not None else "store.endpoints"
+        try:
+            endpoint = parse_endpoint(text)
+        except EndpointError as error:
+            found.append((name, str(error)))
+            continue
+        if endpoint.secure and None in files.values():
+            found.append((name, f"{text} needs store.ca, store.certificate and store.key"))
+        open_to_others = text.startswith("http:") and not is_loopback(endpoint.target.rpartition(":")[0].strip("[]"))
+        if open_to_others and not config.insecure:
+            found.append((name, f"over {text} anyone could read and change the state; use https://, or say --insecure"))
+    for name, path in files.items():
+        if path is not None and not Path(path).is_file():
+            found.append((f"store.{name}", f"{path} is not a file"))
     return found
 
 

@@ -20,7 +20,8 @@ from typing import Any
 import pytest
 
 from controld.store.etcd import EtcdStore
-from controld.store.etcd_client import GrpcWire, parse_endpoint
+from controld.store.etcd_client import GrpcWire
+from controld.store.etcd_endpoint import parse_endpoint
 from controld.store.etcd_session import EtcdTimes
 from controld.store.member import INSTALL_HINT, MemberMissingError, MemberProcess, find_etcd, ready
 from controld.store.member_config import MemberConfig

@@ -22,6 +22,10 @@ class LogName(StrEnum):
     CONTROLD_STOPPING = "controld.stopping"
     CONTROLD_STOPPED = "controld.stopped"
     CONTROLD_INSECURE = "controld.insecure"
+    MEMBER_STARTED = "member.started"
+    MEMBER_ENDED = "member.ended"
+    MEMBER_DAMAGED = "member.damaged"
+    MEMBER_STOPPED = "member.stopped"
     CALL_SERVED = "call.served"
     CALL_REFUSED = "call.refused"
     CALL_BROKEN = "call.broken"
@@ -30,6 +34,7 @@ class LogName(StrEnum):
 _WARNINGS = frozenset(
     {
         LogName.CONTROLD_INSECURE,
+        LogName.MEMBER_ENDED,
         ReplicaLogName.LEADER_LOST,
         ReplicaLogName.LEADER_STALLED,
         ReplicaLogName.LEADER_DOUBTED,
@@ -43,6 +48,7 @@ _WARNINGS = frozenset(
 _ERRORS = frozenset(
     {
         LogName.CALL_BROKEN,
+        LogName.MEMBER_DAMAGED,
         ReplicaLogName.COMMIT_FAILED,
         ReplicaLogName.COMMAND_BROKEN,
         ReplicaLogName.TICK_BROKEN,

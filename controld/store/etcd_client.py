@@ -15,6 +15,7 @@ from typing import Final
 import grpc
 import grpc.aio
 
+from controld.store.etcd_endpoint import Endpoint, EndpointError
 from controld.store.etcd_wire import (
     KEEP_ALIVE_PATH,
     NEEDS_LEADER,
@@ -28,7 +29,6 @@ from controld.store.etcd_wire import (
 from virialpb.etcd.v1 import etcd_pb2 as pb
 
 MESSAGE_BYTES_MAX: Final = 64 << 20  # a page of a load, or what a watch catches up with
-SOCKET_PATH_BYTES_MAX: Final = 107  # of `sockaddr_un`; a longer one would fail as if nobody listened
 
 # etcd ends connections that probe more often than its --grpc-keepalive-min-time, 5 s where it is not told otherwise.
 _OPTIONS: Final = (
@@ -45,10 +45,6 @@ _OPTIONS: Final = (
 _LOST = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 
 
-class EndpointError(ValueError):
-    """An endpoint that cannot be used; the message says why and what to write."""
-
-
 @dataclass(frozen=True, slots=True)
 class ClientTls:
     """PEM files: who signed the members' certificates, and what we show them."""
@@ -60,33 +56,6 @@ class ClientTls:
     def credentials(self) -> grpc.ChannelCredentials:
         """Raises OSError."""
         return grpc.ssl_channel_credentials(self.ca.read_bytes(), self.key.read_bytes(), self.certificate.read_bytes())
-
-
-@dataclass(frozen=True, slots=True)
-class Endpoint:
-    """`target` as gRPC writes it."""
-
-    target: str
-    secure: bool
-
-
-def parse_endpoint(text: str) -> Endpoint:
-    """`unix:/path/of/socket`, `http://HOST:PORT` or `https://HOST:PORT`. Raises EndpointError."""
-    if text.startswith("unix:"):
-        path = "/" + text.removeprefix("unix:").lstrip("/")
-        if not text.removeprefix("unix:").startswith("/"):
-            raise EndpointError(f"'{text}' must name the socket by its whole path, such as unix:/run/virial/etcd/c:0")
-        if len(path.encode()) > SOCKET_PATH_BYTES_MAX:
-            raise EndpointError(
-                f"'{text}': a socket's path has at most {SOCKET_PATH_BYTES_MAX} bytes; use a shorter one"
-            )
-        return Endpoint(f"unix:{path}", secure=False)
-    for scheme, secure in (("http://", False), ("https://", True)):
-        rest = text.removeprefix(scheme)
-        host, colon, port = rest.rpartition(":")
-        if text.startswith(scheme) and host and colon and port.isdecimal() and "/" not in rest:
-            return Endpoint(rest, secure)
-    raise EndpointError(f"'{text}' is no endpoint: write unix:/PATH, https://HOST:PORT or http://HOST:PORT")
 
 
 class _Stream:

@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import Final
 
 from controld.store import member_config, sqlite_file
-from controld.store.etcd_client import GrpcWire, parse_endpoint
+from controld.store.etcd_client import GrpcWire
+from controld.store.etcd_endpoint import SOCKET, parse_endpoint
 from controld.store.etcd_wire import STATUS, WireError
-from controld.store.member_config import SOCKET, MemberConfig
-from controld.store.member_policy import GiveUp, Quarantine, Restart, assess
+from controld.store.member_config import MemberConfig
+from controld.store.member_policy import Damaged, Ended, GiveUp, MemberEvent, Quarantine, Restart, Started, assess
 from virialpb.etcd.v1 import etcd_pb2 as pb
 
 INSTALL_HINT: Final = "apt-get install etcd-server"
@@ -140,11 +141,11 @@ class MemberProcess:
             except subprocess.TimeoutExpired:
                 self.kill()
 
-    def tail(self) -> str:
-        """The end of what this life wrote."""
+    def tail(self, bytes_max: int = TAIL_BYTES) -> str:
+        """The end of its log."""
         try:
             with (self.config.directory / "etcd.log").open("rb") as log:
-                log.seek(max(0, log.seek(0, os.SEEK_END) - TAIL_BYTES))
+                log.seek(max(0, log.seek(0, os.SEEK_END) - min(bytes_max, TAIL_BYTES)))
                 return log.read().decode(errors="replace")
         except FileNotFoundError:
             return ""
@@ -180,28 +181,29 @@ async def ready(member: MemberProcess, timeout_seconds: float) -> None:
     )
 
 
-async def supervise(member: MemberProcess, log: Callable[[str], None]) -> None:
-    """Run it until cancelled, and again when it ends. `log` gets a line for each event.
+async def supervise(member: MemberProcess, tell: Callable[[MemberEvent], None]) -> None:
+    """Run it until cancelled, and again when it ends.
 
     Raises MemberMissingError, MemberQuarantinedError, MemberError where it will not come up, OSError.
     """
     fast_ends = 0
+    log = member.config.directory / "etcd.log"
     try:
         while True:
-            log_from = _size(member.config.directory / "etcd.log")
+            log_from = _size(log)
             began = time.monotonic()
             member.start()
-            log(f"etcd {member.config.name} started, pid {member.pid}")
+            tell(Started(member.pid))
             status = await _ended(member)
-            tail = member.tail()[-max(0, _size(member.config.directory / "etcd.log") - log_from) :]
-            decision, fast_ends = assess(fast_ends=fast_ends, up_seconds=time.monotonic() - began, tail=tail)
+            said = member.tail(max(0, _size(log) - log_from))
+            decision, fast_ends = assess(fast_ends=fast_ends, up_seconds=time.monotonic() - began, tail=said)
             match decision:
                 case Restart():
-                    log(f"etcd {member.config.name} ended ({status}); again in {decision.delay_seconds:g} s")
+                    tell(Ended(status, decision.delay_seconds))
                     await asyncio.sleep(decision.delay_seconds)
                 case Quarantine():
                     member.quarantine(decision.why)
-                    log(f"etcd {member.config.name}: its data is damaged: {decision.why}")
+                    tell(Damaged(decision.why))
                     member.start()  # raises, with what to do
                 case GiveUp():
                     raise MemberError(f"etcd {member.config.name} does not come up: {decision.why}")

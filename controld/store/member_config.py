@@ -19,9 +19,8 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
-from controld.store.etcd_client import SOCKET_PATH_BYTES_MAX
+from controld.store.etcd_endpoint import SOCKET, SOCKET_PATH_BYTES_MAX
 
-SOCKET: Final = "c:0"
 SIZES: Final = (1, 3, 5)
 QUOTA_RESERVE_BYTES: Final = 64 << 20
 _CORRUPT_CHECK_NS: Final = 12 * 3_600 * 10**9
@@ -62,7 +61,7 @@ class MemberConfig:
 
     @property
     def endpoint(self) -> str:
-        """As `controld.store.etcd_client.parse_endpoint` reads it."""
+        """As `controld.store.etcd_endpoint.parse_endpoint` reads it."""
         return f"unix:{self.directory / SOCKET}"
 
 

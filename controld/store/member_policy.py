@@ -42,6 +42,25 @@ class GiveUp:
     why: str
 
 
+@dataclass(frozen=True, slots=True)
+class Started:
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """`status` as of waitpid: negative is a signal. It is started again after `delay_seconds`."""
+
+    status: int
+    delay_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Damaged:
+    why: str
+
+
+MemberEvent = Started | Ended | Damaged
 Decision = Restart | Quarantine | GiveUp
 
 

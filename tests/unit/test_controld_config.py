@@ -132,3 +132,36 @@ def test_addresses() -> None:
 def test_every_mistake_is_told_at_once() -> None:
     found = errors("[lease]\nfence_after = '1s'\n", listen="nonsense", tls__key="/nowhere")
     assert [line.partition(":")[0] for line in found] == ["listen", "tls.certificate", "tls.key", "lease.fence_after"]
+
+
+MEMBER = {"store__kind": "etcd", "store__member_dir": "/var/lib/virial/member"}
+
+
+def test_an_etcd_is_the_member_beside_or_named_by_endpoints() -> None:
+    assert load("", None, **MEMBER).value.store.etcd_endpoints == ("unix:/var/lib/virial/member/c:0",)
+    named = load(store__kind="etcd", store__endpoints="unix:/run/e/c:0").value.store
+    assert named.etcd_endpoints == ("unix:/run/e/c:0",)
+    assert load(store__kind="etcd", store__endpoints="http://127.0.0.1:2379").value.store.prefix == "virial"
+
+
+@pytest.mark.parametrize(
+    ("flags", "name", "words"),
+    [
+        ({"store__kind": "etcd"}, "store.member_dir", "needs either the directory of its member or store.endpoints"),
+        ({**MEMBER, "store__endpoints": "unix:/x"}, "store.member_dir", "needs either"),
+        ({"store__member_dir": "/x"}, "store.member_dir", "is for store.kind etcd, and it is sqlite"),
+        ({"store__endpoints": "unix:/x"}, "store.endpoints", "is for store.kind etcd"),
+        ({**MEMBER, "store__member_dir": "relative"}, "store.member_dir", "by its whole path"),
+        ({**MEMBER, "store__member_dir": "/" + "x" * 104}, "store.member_dir", "at most 107 bytes"),
+        ({**MEMBER, "store__prefix": "a/b"}, "store.prefix", "must be 1 to 64 characters of"),
+        ({"store__kind": "etcd", "store__endpoints": "http://10.0.0.1:1"}, "store.endpoints", "anyone could read"),
+        ({"store__kind": "etcd", "store__endpoints": "https://10.0.0.1:1"}, "store.endpoints", "needs store.ca"),
+        ({"store__kind": "etcd", "store__endpoints": "10.0.0.1:2379"}, "store.endpoints", "is no endpoint: write"),
+        ({"store__kind": "etcd", "store__endpoints": "http://h/x:1"}, "store.endpoints", "is no endpoint: write"),
+        ({**MEMBER, "store__ca": "/nowhere"}, "store.ca", "/nowhere is not a file"),
+    ],
+)
+def test_what_is_no_etcd_to_use(flags: dict[str, str], name: str, words: str) -> None:
+    (line,) = errors("", None, **flags)
+    assert line.startswith(f"{name}: ")
+    assert words in line

@@ -38,7 +38,7 @@ INTERNAL = {
     "controld.replica.outbox.OutboxFullError",
     "controld.matching.wire.WireError",
     "controld.store.codec_values.FieldError",
-    "controld.store.etcd_client.EndpointError",
+    "controld.store.etcd_endpoint.EndpointError",
     "controld.store.etcd_wire.WireError",
     "controld.store.member.MemberError",
     "controld.store.member.MemberMissingError",

@@ -45,6 +45,11 @@ class State:
     events: dict[int, Event] = field(default_factory=dict[int, Event])
     created: dict[str, int] = field(default_factory=dict[str, int])
     modified: dict[str, int] = field(default_factory=dict[str, int])
+    # By name: ten thousand agents that reconnect at once must not each be looked for among ten thousand.
+    _uids: dict[str, NodeUid] = field(default_factory=dict[str, NodeUid], init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        self._uids = {node.name: uid for uid, node in self.nodes.items()}
 
     def epoch_of(self, generation: Generation) -> Epoch:
         """The generation's fencing token, or NO_EPOCH while its commit is still under way."""
@@ -57,7 +62,8 @@ class State:
         return None if record is None else self.generations.get(job, {}).get(record.generation)
 
     def node_named(self, name: str) -> Node | None:
-        return next((n for n in self.nodes.values() if n.name == name), None)
+        uid = self._uids.get(name)
+        return None if uid is None else self.nodes.get(uid)
 
     def apply(self, changes: Iterable[Change], revision: int) -> None:
         """Apply one commit. `revision` 0: decided, not committed yet; `confirm` fills it in."""
@@ -92,7 +98,9 @@ class State:
             case Cluster():
                 self.cluster = record
             case Node():
+                self._drop_name(record.uid)
                 self.nodes[record.uid] = record
+                self._uids[record.name] = record.uid
             case Job():
                 self.jobs[record.id] = record
             case Generation():
@@ -110,6 +118,7 @@ class State:
             case "cluster":
                 self.cluster = None
             case "nodes":
+                self._drop_name(NodeUid(rest))
                 self.nodes.pop(NodeUid(rest), None)
             case "jobs":
                 self.jobs.pop(JobId(rest), None)
@@ -125,6 +134,11 @@ class State:
                 self.events.pop(int(rest), None)
             case _:
                 raise ValueError(f"unknown key: {key}")
+
+    def _drop_name(self, uid: NodeUid) -> None:
+        known = self.nodes.get(uid)
+        if known is not None and self._uids.get(known.name) == uid:
+            del self._uids[known.name]
 
     @staticmethod
     def _delete_nested(table: dict[JobId, dict[_K, _V]], job: JobId, key: _K) -> None:

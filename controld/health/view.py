@@ -28,6 +28,8 @@ class SessionView:
     reported: bool = False
     guardian_ok: bool = True
     arrivals: Arrivals = field(default_factory=Arrivals)
+    # When an order was last given on this stream, so that a level-triggered tick does not repeat it at once.
+    sent_ns: dict[str, int] = field(default_factory=dict[str, int])
 
 
 @dataclass(slots=True)
@@ -59,8 +61,6 @@ class View:
     sessions: dict[NodeUid, SessionView] = field(default_factory=dict[NodeUid, SessionView])
     explain: dict[JobId, Unplaced] = field(default_factory=dict[JobId, Unplaced])
     refusals: dict[tuple[JobId, NodeUid], Refusals] = field(default_factory=dict[tuple[JobId, NodeUid], Refusals])
-    # When an order was last given, so that a level-triggered tick does not repeat it at once.
-    sent_ns: dict[tuple[str, str], int] = field(default_factory=dict[tuple[str, str], int])
     # When something was first seen in its present condition: (what, ...) -> BOOTTIME.
     since_ns: dict[tuple[str, ...], int] = field(default_factory=dict[tuple[str, ...], int])
 
@@ -73,8 +73,7 @@ class View:
             self.sessions[uid] = known
         known.connected = True
         # Orders given on a former stream may be lost with it.
-        for key in [key for key in self.sent_ns if key[0] == uid]:
-            del self.sent_ns[key]
+        known.sent_ns.clear()
         self.beat(uid, hello.beat, now_ns)
 
     def beat(self, uid: NodeUid, beat: Beat, now_ns: int) -> None:
@@ -129,9 +128,5 @@ class View:
         return max(self.started_ns, known_ns or 0)
 
     def first_seen(self, now_ns: int, *what: str) -> int:
-        """When `what` was first asked about; it is remembered until `forget`."""
+        """When `what` was first asked about. `what[1]` is its job: it is remembered until that has ended."""
         return self.since_ns.setdefault(what, now_ns)
-
-    def forget(self, *what: str) -> None:
-        for key in [key for key in self.since_ns if key[: len(what)] == what]:
-            del self.since_ns[key]

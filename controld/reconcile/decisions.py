@@ -48,11 +48,11 @@ class Pass:
         session = self.view.sessions.get(node)
         if session is None or not session.connected:
             return
-        key = (node, f"{type(order).__name__}:{about}")
-        last_ns = self.view.sent_ns.get(key)
+        key = f"{type(order).__name__}:{about}"
+        last_ns = session.sent_ns.get(key)
         if last_ns is not None and self.now.boottime_ns - last_ns < self.limits.resend_ns:
             return
-        self.view.sent_ns[key] = self.now.boottime_ns
+        session.sent_ns[key] = self.now.boottime_ns
         self.orders.append(OrderTo(node, order))
 
     def decisions(self) -> Decisions:

@@ -106,7 +106,10 @@ def _member(p: Pass, job: Job, generation: Generation, member: Member, token: To
 
 
 def _absent(p: Pass, job: Job, generation: Generation, member: Member, token: Token) -> None:
-    """The node's last beat does not know the slot."""
+    """The node's last beat does not know the slot under this token."""
+    session = p.view.sessions[member.node]
+    if member.slot in session.slots:
+        return  # it does under that of a history before a restore: stopped first, and till then its devices are in use
     if generation.phase is Phase.PREPARING:
         _order_prepare(p, job, generation, member, token)
     elif member.rank is None:

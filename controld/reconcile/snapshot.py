@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from controld.core.agent import SlotState
 from controld.core.capacity import WHOLE_THOUSANDTHS, device_use, holding
 from controld.core.commands import Now
 from controld.core.model import Liveness, Member, Node
 from controld.core.state import State
-from controld.health.view import View
+from controld.health.view import SessionView, View
 from controld.matching.port import FreeDevice, NodeView, Snapshot
 from virialpb.reasons import Unfit
 
@@ -50,6 +51,10 @@ def node_view(node: Node, held: Sequence[Member], view: View, now: Now) -> NodeV
     )
 
 
+def has_stuck(session: SessionView) -> bool:
+    return any(status.state is SlotState.STUCK for status in session.slots.values())
+
+
 def _unfit(node: Node, view: View, held: bool) -> Unfit | None:
     session = view.sessions.get(node.uid)
     if node.liveness is not Liveness.LIVE or session is None or not session.connected:
@@ -57,6 +62,7 @@ def _unfit(node: Node, view: View, held: bool) -> Unfit | None:
     # No placement before the node has reported to THIS leader: a new leader is not blind (H1).
     if not session.reported or session.incarnation != node.incarnation or not session.guardian_ok:
         return Unfit.NOT_REPORTED
-    if held or node.draining:
+    # A task that SIGKILL does not end has the node's devices still, whatever became of its lease.
+    if held or node.draining or has_stuck(session):
         return Unfit.HELD
     return None

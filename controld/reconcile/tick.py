@@ -117,12 +117,13 @@ def _order_drop(p: Pass, checkpoint: Checkpoint) -> None:
 def _forget_finished(p: Pass) -> None:
     """Bound the view: what it remembers of jobs that are gone or have ended."""
     alive = {id_ for id_, job in p.state.jobs.items() if not job.state.ended}
-    for key in [k for k in p.view.since_ns if len(k) > 1 and k[1] not in alive]:
+    for key in [k for k in p.view.since_ns if k[1] not in alive]:
         del p.view.since_ns[key]
     for job_id in [j for j in p.view.explain if j not in alive]:
         del p.view.explain[job_id]
     for pair in [k for k in p.view.refusals if k[0] not in alive]:
         del p.view.refusals[pair]
     horizon_ns = p.now.boottime_ns - 60 * p.limits.resend_ns
-    for key in [k for k, at_ns in p.view.sent_ns.items() if at_ns < horizon_ns]:
-        del p.view.sent_ns[key]
+    for session in p.view.sessions.values():
+        for key in [k for k, at_ns in session.sent_ns.items() if at_ns < horizon_ns]:
+            del session.sent_ns[key]

@@ -35,7 +35,7 @@ _Renewals = dict[NodeUid, tuple[NodeSession, int]]
 class Agents:
     def __init__(self, office: Office) -> None:
         self._office = office
-        self._calls = Calls(office)
+        self._calls = Calls(office, self._put)
         self._drops = Drops()
         self._admission = Admission(office)
         self._sessions: dict[NodeUid, NodeSession] = {}
@@ -212,7 +212,7 @@ class Agents:
         try:
             session.outbox.put(order)
         except OutboxFullError:
-            self._drop(session, SessionClosedError(Reason.OVERLOADED, "the agent does not read its orders"))
+            self._drop(session, SessionClosedError(Reason.OVERLOADED, "the agent does not read what it is told"))
 
     def _drop(self, session: NodeSession, error: SessionClosedError) -> None:
         """End a session that no other takes the place of."""

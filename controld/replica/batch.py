@@ -46,8 +46,8 @@ class Batch(Generic[_W]):
             return False
         for change in changes:
             self.changes[change.key] = change
+        self.size_bytes += self._growth_bytes(stored)
         self.stored.update((s.key, s) for s in stored)
-        self.size_bytes += _size_bytes(stored)
         self.events.extend(events)
         self.answers.append((who, outcome))
         head.apply(changes, 0)
@@ -61,12 +61,16 @@ class Batch(Generic[_W]):
         return (
             not put_again
             and len(self.stored) + len(new) <= self.operations_max
-            and self.size_bytes + _size_bytes(stored) <= self.bytes_max
+            and self.size_bytes + self._growth_bytes(stored) <= self.bytes_max
         )
 
+    def _growth_bytes(self, stored: Sequence[StoredChange]) -> int:
+        """A record that is changed again takes the place of what it was: a gang's ranks all write the same one."""
+        return sum(_size_bytes(s) - _size_bytes(self.stored.get(s.key)) for s in stored)
 
-def _size_bytes(stored: Sequence[StoredChange]) -> int:
-    return sum(len(s.key) + len(s.value or b"") for s in stored)
+
+def _size_bytes(stored: StoredChange | None) -> int:
+    return 0 if stored is None else len(stored.key) + len(stored.value or b"")
 
 
 def number_events(transition: Transition, head: State, now: Now) -> tuple[tuple[Change, ...], tuple[Event, ...]]:

@@ -6,6 +6,7 @@ A wait for an open checkpoint is kept here until the checkpoint's record changes
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from controld.core import keys
 from controld.core.agent import CheckpointWaitCall, TaskCall, TaskReply
@@ -15,20 +16,20 @@ from controld.reconcile.calls import command_for_call, reply_for
 from controld.replica.errors import OverloadedError, RefusedError, SessionClosedError
 from controld.replica.hub import CommittedBatch
 from controld.replica.office import Office
-from controld.replica.outbox import OutboxFullError
 from controld.replica.session import NodeSession
 from controld.replica.writer import Source
 from controld.store.port import StoreError
 from virialpb.reasons import Reason
 
-_SessionFutures = dict[asyncio.Future[None], NodeSession]
-
 
 class Calls:
-    def __init__(self, office: Office) -> None:
+    """`answer` puts a reply where the agent takes it."""
+
+    def __init__(self, office: Office, answer: Callable[[NodeSession, TaskReply], None]) -> None:
         self._office = office
-        # Store key of a checkpoint -> who waits for a change of it.
-        self._waits: dict[str, _SessionFutures] = {}
+        self._answer = answer
+        # Store key of a checkpoint -> who waits for a change of it, in order of asking.
+        self._waits: dict[str, dict[asyncio.Future[None], None]] = {}
 
     def take(self, session: NodeSession, call: TaskCall) -> None:
         """Answered later by a TaskReply, at once when the session has too many calls open."""
@@ -46,10 +47,9 @@ class Calls:
 
     def left(self, session: NodeSession, error: SessionClosedError) -> None:
         """Nobody is there to be answered: waits end, commands on their way do not."""
-        for waits in self._waits.values():
-            for future, owner in waits.items():
-                if owner is session and not future.done():
-                    future.set_exception(error)
+        for future in session.waits:
+            if not future.done():
+                future.set_exception(error)
 
     async def _serve(self, session: NodeSession, call: TaskCall) -> None:
         try:
@@ -80,18 +80,12 @@ class Calls:
     async def _changed(self, key: str, session: NodeSession) -> None:
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         waits = self._waits.setdefault(key, {})
-        waits[future] = session
+        waits[future] = None
+        session.waits.add(future)
         try:
             await future
         finally:
+            session.waits.discard(future)
             waits.pop(future, None)
             if not waits and self._waits.get(key) is waits:
                 del self._waits[key]
-
-    @staticmethod
-    def _answer(session: NodeSession, reply: TaskReply) -> None:
-        try:
-            session.outbox.put(reply)
-        except OutboxFullError:
-            message = "the agent does not read: too many answers wait for it"
-            session.end(SessionClosedError(Reason.OVERLOADED, message))

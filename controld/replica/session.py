@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Protocol
 
 from controld.core.agent import Order, Report
@@ -26,8 +27,9 @@ class NodeSession:
         self.incarnation = incarnation
         self.outbox = outbox
         self.closed = False
-        # Calls of its tasks that are not answered yet.
+        # Calls of its tasks that are not answered yet, and those among them that wait for a checkpoint to change.
         self.calls = 0
+        self.waits: set[asyncio.Future[None]] = set()
         self._reception = reception
 
     @property

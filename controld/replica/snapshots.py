@@ -15,7 +15,7 @@ from controld.core.model import Member, Node
 from controld.core.state import State
 from controld.health.view import View
 from controld.matching.port import NodeView, Snapshot
-from controld.reconcile.snapshot import node_view
+from controld.reconcile.snapshot import has_stuck, node_view
 
 SLICE_NODES = 500
 
@@ -57,7 +57,7 @@ class Snapshots:
         spoken: tuple[bool, ...] = ()
         if session is not None:
             same_life = session.incarnation == node.incarnation
-            spoken = (session.connected, session.reported, session.guardian_ok, same_life)
+            spoken = (session.connected, session.reported, session.guardian_ok, same_life, has_stuck(session))
         holds = tuple(h.active(now.unix_ns) for h in node.holds)
         known = self._made.get(node.uid)
         if (

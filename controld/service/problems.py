@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from controld.core.model import JobState, Liveness, Node
 from controld.core.state import State
 from controld.health.view import View
+from controld.reconcile.snapshot import has_stuck
 
 Problems = list[str]
 _NAMES_MAX = 5
@@ -23,6 +24,8 @@ def problems(state: State, view: View) -> Problems:
     _add(found, "without an inventory yet", "no work goes there until noded has reported one", silent)
     unguarded = [n for n in nodes if (s := view.sessions.get(n.uid)) is not None and s.connected and not s.guardian_ok]
     _add(found, "whose guardian does not answer", "no lease is renewed there; restart noded", unguarded)
+    stuck = [n for n in nodes if (s := view.sessions.get(n.uid)) is not None and has_stuck(s)]
+    _add(found, "with a task that SIGKILL does not end", "no new work goes there; reboot it", stuck)
     failed = sum(1 for job in state.jobs.values() if job.state is JobState.FAILED)
     if failed:
         found.append(f"{failed} failed job(s): `virial job JOB` shows the first error of each")

@@ -68,6 +68,16 @@ def test_a_key_that_was_deleted_is_not_put_again_in_the_same_transaction() -> No
     assert batch().admit("b", put("old"), state, AT)
 
 
+def test_a_record_that_is_changed_again_takes_no_more_room() -> None:
+    """Thousands of ranks write one checkpoint record: counted each time, a few of them would fill a transaction."""
+    b, state = batch(), head()
+    for fingerprint in ("a" * 100, "b" * 100, "c" * 90):
+        assert b.admit(fingerprint, Transition((Change.put(Request("x", fingerprint, "s", 1)),)), state, AT)
+    assert b.size_bytes == sum(len(s.key) + len(s.value or b"") for s in b.stored.values())
+    assert b.admit("d", delete("x"), state, AT)
+    assert b.size_bytes == len(keys.request("x"))
+
+
 def test_bounds_leave_the_rest_to_the_next_transaction() -> None:
     b, state = batch(operations_max=3), head()
     assert b.admit("a", put("1", "2"), state, AT)

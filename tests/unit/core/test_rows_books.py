@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from controld.core.agent import Order
 from controld.core.commands import AdmitNode, CancelJob, Prune, ReleaseMember
 from controld.core.draft import Draft
-from controld.core.ids import Incarnation, JobId
+from controld.core.ids import Incarnation, JobId, NodeUid
 from controld.core.model import JobState, LeaseState, TaskExit
 from controld.core.outcome import Refused
 from controld.core.spec import SECOND_NS, RestartSpec
@@ -179,10 +180,9 @@ def frees_by_decree(patch: Patch) -> None:
 def gives_up_after_one_order(patch: Patch) -> None:
     real = gang.Pass.order
 
-    def once(p: gang.Pass, node: object, about: str, order: object) -> None:
-        key = (node, f"{type(order).__name__}:{about}")
-        if key not in p.view.sent_ns:
-            real(p, node, about, order)  # pyright: ignore[reportArgumentType]
+    def once(p: gang.Pass, node: NodeUid, about: str, order: Order) -> None:
+        if f"{type(order).__name__}:{about}" not in p.view.sessions[node].sent_ns:
+            real(p, node, about, order)
 
     patch.setattr(gang.Pass, "order", once)
     patch.setattr("controld.reconcile.tick._forget_finished", lambda _: None)  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from controld.core import keys
+from controld.core.agent import SlotState, Stop
 from controld.core.commands import (
     BeginCheckpoint,
     CancelJob,
@@ -13,12 +15,13 @@ from controld.core.commands import (
     PlaceHold,
     PrepareShard,
     Prune,
+    ReleaseMember,
 )
-from controld.core.ids import CheckpointId
+from controld.core.ids import CheckpointId, NodeUid
 from controld.core.model import Checkpoint, CheckpointState, Hold, JobState, Phase, Tier
 from controld.core.outcome import Refused, Transition
 from controld.core.spec import SECOND_NS
-from controld.core.state import Change
+from controld.core.state import Change, State
 from controld.core.transitions import decide
 from controld.core.transitions.prune import DELETES_MAX
 from controld.matching.engine import plan
@@ -27,8 +30,8 @@ from controld.reconcile.snapshot import snapshot
 from controld.reconcile.tick import tick
 from tests.support_core import World, spec
 from tests.support_rows import running
-from virialpb.ids import Epoch
-from virialpb.reasons import Reason
+from virialpb.ids import Epoch, Token
+from virialpb.reasons import Reason, Unfit
 
 
 def test_no_go_for_a_gang_one_of_whose_leases_has_run_out() -> None:
@@ -90,6 +93,41 @@ def test_a_prune_of_nothing_commits_nothing() -> None:
     world = World(1)
     outcome = decide(world.state, Prune(0, 1_000, 1_000), Now(0, 0))
     assert outcome == Transition()
+
+
+def test_a_node_is_found_by_its_newest_name_only() -> None:
+    world = World(2)
+    state = world.state
+    (first, second) = state.nodes.values()
+    state.apply([Change.put(replace(first, name="renamed"))], state.revision + 1)
+    assert [state.node_named(name) for name in ("n0", "renamed", "n1")] == [None, state.nodes[first.uid], second]
+    state.apply([Change.put(replace(second, uid=NodeUid("uid-new")))], state.revision + 1)
+    state.apply([Change(keys.node(second.uid), None)], state.revision + 1)
+    assert state.node_named("n1") == state.nodes[NodeUid("uid-new")]
+    copy = State(nodes=dict(state.nodes))
+    assert [copy.node_named(name) for name in ("n0", "renamed")] == [None, state.nodes[first.uid]]
+
+
+def test_a_node_with_a_task_that_sigkill_does_not_end_gets_no_work() -> None:
+    world, _ = running(1, 1)
+    (agent,) = world.agents.values()
+    (slot,) = agent.slots
+    agent.slots[slot] = replace(agent.slots[slot], state=SlotState.STUCK)
+    world.view.beat(agent.incarnation.node_uid, agent.beat(), world.now_ns)
+    world.do(ExpireLeases(agent.incarnation, (slot,)))
+    assert [node.unfit for node in snapshot(world.state, world.view, world.now).nodes] == [Unfit.HELD]
+
+
+def test_devices_are_not_free_while_a_slot_of_the_same_name_runs_under_another_token() -> None:
+    world, job = running(1, 1)
+    (agent,) = world.agents.values()
+    (slot,) = agent.slots
+    old = Token(job, 1, Epoch(0, 1))
+    agent.slots[slot] = replace(agent.slots[slot], token=old)
+    world.view.beat(agent.incarnation.node_uid, agent.beat(), world.now_ns)
+    decided = tick(world.state, world.view, world.now, Epoch(1, 1), world.limits)
+    assert not [c for c in decided.commands if isinstance(c, ReleaseMember)]
+    assert [o.order.token for o in decided.orders if isinstance(o.order, Stop)] == [old]
 
 
 def test_phases_under_way() -> None:

@@ -118,7 +118,8 @@ class User:
         shared = rng.random() < 0.7
         durability = Durability.SHARED_DIRECTORY if shared else Durability.LOCAL_DISK
         devices = rng.choice((0, 0, 1, 2))
-        request = (DeviceRequest("accelerator", devices),) if devices else ()
+        share = rng.choice((300, 500, 1000)) if devices == 1 else 1000
+        request = (DeviceRequest("accelerator", devices, share),) if devices else ()
         return JobSpec(
             name=IMPOSSIBLE if impossible else rng.choice(("train", "tune", "eval")),
             gang=GangSpec(ranks, rng.choice((0, 0, 1)) if not impossible else 0),

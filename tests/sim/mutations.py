@@ -54,7 +54,8 @@ class Mutation:
     @property
     def shape(self) -> Shape:
         commands = 3 * self.faults_count
-        return Shape(25.0 * self.faults_count, commands, self.faults_count, menu=self.faults, stop_at=self.checkers)
+        seconds = 25.0 * self.faults_count
+        return Shape(seconds, 0.0, commands, self.faults_count, menu=self.faults, stop_at=self.checkers)
 
     @contextmanager
     def applied(self) -> Generator[None]:

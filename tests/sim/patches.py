@@ -11,6 +11,8 @@ from tests.sim.clock import own_boottime_ns
 
 TICK_SECONDS = 0.25
 """Coarser than the agent's own 0.1 s, for speed: what it enforces late stays within the kill budget of 1 s."""
+POLL_SECONDS = 2.0
+"""How often noded asks its guardian; its patience of 3 s stays as it is."""
 
 
 @contextmanager
@@ -18,6 +20,7 @@ def simulated_machine() -> Generator[None]:
     places = (
         (guardian_control, "boottime_ns", own_boottime_ns),
         (driver, "TICK_SECONDS", TICK_SECONDS),
+        (driver, "POLL_SECONDS", POLL_SECONDS),
     )
     former = [(module, name, getattr(module, name)) for module, name, _ in places]
     for module, name, stand_in in places:

@@ -14,7 +14,7 @@ from tests.sim.mutations import MUTATIONS, Mutation
 from tests.sim.runner import ROOT, Errand, run
 from tests.sim.world import Shape
 
-SHORT = Shape(trouble_s=200, commands=30, faults=8)
+SHORT = Shape(trouble_s=200, length_s=0, commands=30, faults=8)
 
 
 @pytest.mark.parametrize("seed", [*known_seeds(), *range(1, 4)])

@@ -29,7 +29,8 @@ from virialpb.ids import Token
 from virialpb.reasons import Unfit
 
 GIB = 1 << 30
-TROUBLE_S = 600.0
+TROUBLE_S = 500.0
+LENGTH_S = 620.0
 HEAL_S = 420.0
 SETTLE_S = 40.0
 COMMANDS = 64
@@ -42,6 +43,7 @@ class Shape:
     """How much of everything. `menu`: only these faults; `stop_at`: these checkers' first accusation ends the run."""
 
     trouble_s: float = TROUBLE_S
+    length_s: float = LENGTH_S
     commands: int = COMMANDS
     faults: int = FAULTS
     menu: tuple[str, ...] = ()
@@ -175,7 +177,7 @@ class World:
         for job in list(self.checkers.state.jobs.values()):
             if not job.state.ended:
                 await admin.ask(CancelJob(admin.next_id(), job.id))
-        await asyncio.sleep(SETTLE_S)
+        await asyncio.sleep(max(SETTLE_S, self.shape.length_s - self.loop.time()))
         self.checkers.books()
 
     def _ask_why(self) -> None:

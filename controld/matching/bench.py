@@ -71,10 +71,14 @@ class Bench:
         return len(self._candidates(request, self.free_thousandths))
 
     def _choose(self, requests: tuple[DeviceRequest, ...]) -> tuple[DeviceGrant, ...] | None:
+        if not requests:
+            return ()
         free = dict(self.free_thousandths)
         chosen: list[DeviceGrant] = []
         # The pickiest request first: a later, looser one must not be served what only it could have used.
-        for request in sorted(requests, key=lambda r: len(self._candidates(r, free))):
+        if len(requests) > 1:
+            requests = tuple(sorted(requests, key=lambda r: len(self._candidates(r, free))))
+        for request in requests:
             found = self._candidates(request, free)
             if len(found) < request.count:
                 return None
@@ -90,7 +94,7 @@ class Bench:
             for d in self.view.devices
             if d.device.kind == request.kind
             and free[d.device.key] >= request.share_thousandths
-            and meets(_attributes(d.device), request.constraints) is None
+            and (not request.constraints or meets(_attributes(d.device), request.constraints) is None)
         ]
         if request.share_thousandths < WHOLE_THOUSANDTHS:
             found.sort(key=lambda d: (free[d.key], d.key))

@@ -8,8 +8,10 @@ same plan anywhere and in any order of input.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+
 from controld.core.ids import NodeUid
-from controld.core.spec import RestartWay
+from controld.core.spec import Resources, RestartWay
 from controld.matching.bench import Bench
 from controld.matching.constraints import meets
 from controld.matching.port import Grant, Pending, Plan, Seat, Snapshot, Unplaced
@@ -20,10 +22,11 @@ from virialpb.reasons import Unfit
 def plan(snapshot: Snapshot, pending: tuple[Pending, ...]) -> Plan:
     """Grants for what fits now, reasons for what does not."""
     benches = {v.uid: Bench.of(v) for v in sorted(snapshot.nodes, key=lambda v: v.uid)}
+    rooms = _Rooms(benches)
     grants: list[Grant] = []
     refused: list[Unplaced] = []
     for gang in sorted(pending, key=lambda g: (-g.priority, g.order, g.job)):
-        outcome = _place(gang, benches)
+        outcome = _place(gang, benches, rooms)
         if isinstance(outcome, Grant):
             grants.append(outcome)
         else:
@@ -31,24 +34,63 @@ def plan(snapshot: Snapshot, pending: tuple[Pending, ...]) -> Plan:
     return Plan(snapshot.revision, tuple(grants), tuple(refused))
 
 
-def _place(gang: Pending, benches: dict[NodeUid, Bench]) -> Grant | Unplaced:
-    trial = {uid: bench.copy() for uid, bench in benches.items()}
+class _Rooms:
+    """How many ranks of one shape each node has room for: counted once a shape, and anew only where a gang took.
+
+    Gangs are mostly alike and nodes many: counted for each gang, twenty gangs on 10,000 nodes of 8 devices took 12 s.
+    """
+
+    def __init__(self, benches: dict[NodeUid, Bench]) -> None:
+        self._benches = benches
+        self._counted: dict[tuple[Resources, int], dict[NodeUid, int]] = {}
+
+    def of(self, need: Resources, limit: int) -> dict[NodeUid, int]:
+        """A copy, the caller's own."""
+        counted = self._counted.get((need, limit))
+        if counted is None:
+            counted = {uid: bench.room(need, limit) for uid, bench in self._benches.items()}
+            self._counted[need, limit] = counted
+        return dict(counted)
+
+    def recount(self, uids: Iterable[NodeUid]) -> None:
+        for uid in uids:
+            for (need, limit), counted in self._counted.items():
+                counted[uid] = self._benches[uid].room(need, limit)
+
+
+def _place(gang: Pending, benches: dict[NodeUid, Bench], rooms: _Rooms) -> Grant | Unplaced:
+    """Takes from `benches` when the gang is placed, and only then."""
+    per_node = 1 if gang.gang.spread == "node" else gang.gang.ranks
+    room = rooms.of(gang.resources, per_node)
+    trial = dict(benches)
+    touched: set[NodeUid] = set()
+
+    def own(uid: NodeUid) -> Bench:
+        """A node of the trial that may be changed."""
+        if uid not in touched:
+            touched.add(uid)
+            trial[uid] = trial[uid].copy()
+        return trial[uid]
+
     for offer in gang.offers:
         if offer.node in trial:
-            trial[offer.node].give_back(offer)
+            own(offer.node).give_back(offer)
+    for uid in touched:
+        room[uid] = trial[uid].room(gang.resources, per_node)
     barred = _barred(gang, trial)
-    per_node = 1 if gang.gang.spread == "node" else gang.gang.ranks
-    room = {uid: b.room(gang.resources, per_node) for uid, b in trial.items() if uid not in barred}
-    seated = _seat_ranks(gang, trial, room)
-    if isinstance(seated, int):
-        return unplaced(gang, trial, barred, room, seated)
-    used = {seat.node for seat in seated}
-    spares = _seat_spares(
-        gang, trial, {u for u, n in room.items() if n} - (used if gang.gang.spread == "node" else set())
-    )
+    for uid in barred:
+        del room[uid]
+    chosen = _choose_ranks(gang, trial, room)
+    if isinstance(chosen, int):
+        return unplaced(gang, trial, barred, room, chosen)
+    seated = [_seat(gang, own(uid), rank) for rank, uid in enumerate(chosen)]
+    used = set(chosen) if gang.gang.spread == "node" else set[NodeUid]()
+    spares = _seat_spares(gang, trial, {u for u, n in room.items() if n} - used, own)
     # Unclaimed spares of the last generation are given up with it, so the trial is the new truth.
-    benches.update(trial)
-    return Grant(gang.job, gang.number, (*seated, *spares), gang.checkpoint, gang.gang.spares - len(spares))
+    benches.update((uid, trial[uid]) for uid in touched)
+    rooms.recount(touched)
+    seats = tuple(seat for seat in (*seated, *spares) if seat is not None)
+    return Grant(gang.job, gang.number, seats, gang.checkpoint, gang.gang.spares - len(spares))
 
 
 def _barred(gang: Pending, benches: dict[NodeUid, Bench]) -> dict[NodeUid, Unfit]:
@@ -59,15 +101,15 @@ def _barred(gang: Pending, benches: dict[NodeUid, Bench]) -> dict[NodeUid, Unfit
             barred[uid] = view.unfit
         elif gang.needs_strong_fencing and view.fencing_weak:
             barred[uid] = Unfit.FENCING_WEAK
-        elif meets(dict(view.attributes), gang.node_constraints) is not None:
+        elif gang.node_constraints and meets(dict(view.attributes), gang.node_constraints) is not None:
             barred[uid] = Unfit.CONSTRAINT
         elif uid in gang.exclude:
             barred[uid] = Unfit.EXCLUDED
     return barred
 
 
-def _seat_ranks(gang: Pending, benches: dict[NodeUid, Bench], room: dict[NodeUid, int]) -> list[Seat] | int:
-    """A seat for every rank, or how many ranks there is room for."""
+def _choose_ranks(gang: Pending, benches: dict[NodeUid, Bench], room: dict[NodeUid, int]) -> list[NodeUid] | int:
+    """The node of each rank, or how many ranks there is room for."""
     first = gang.number == 1
     spare_nodes = {o.node for o in gang.offers}
     chosen: dict[int, NodeUid] = {}
@@ -97,8 +139,7 @@ def _seat_ranks(gang: Pending, benches: dict[NodeUid, Bench], room: dict[NodeUid
         return total
     places = (uid for uid in open_ for _ in range(left[uid]))
     chosen |= dict(zip(missing, places, strict=False))
-    seats = [_seat(gang, benches[chosen[rank]], rank) for rank in range(gang.gang.ranks)]
-    return [s for s in seats if s is not None]
+    return [chosen[rank] for rank in range(gang.gang.ranks)]
 
 
 def _seat(gang: Pending, bench: Bench, rank: int | None) -> Seat | None:
@@ -110,13 +151,17 @@ def _seat(gang: Pending, bench: Bench, rank: int | None) -> Seat | None:
     return Seat(rank, view.uid, view.incarnation, need.cpu_millis, need.memory_bytes, devices)
 
 
-def _seat_spares(gang: Pending, benches: dict[NodeUid, Bench], allowed: set[NodeUid]) -> list[Seat]:
+def _seat_spares(
+    gang: Pending, benches: dict[NodeUid, Bench], allowed: set[NodeUid], own: Callable[[NodeUid], Bench]
+) -> list[Seat]:
     """As many spares as there is room for, each on a node of its own, where most is free."""
     seats: list[Seat] = []
+    if not gang.gang.spares:
+        return seats
     for uid in sorted(allowed, key=lambda u: (-benches[u].cpu_millis, -benches[u].memory_bytes, u)):
         if len(seats) == gang.gang.spares:
             break
-        seat = _seat(gang, benches[uid], None)
+        seat = _seat(gang, own(uid), None)
         if seat is not None:
             seats.append(seat)
     return seats

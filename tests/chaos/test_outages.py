@@ -42,7 +42,7 @@ def finish(made: Rack, job: str) -> None:
     assert (ended.state, ended.generation, ended.restarts) == (JobState.SUCCEEDED, 1, 0)
 
 
-def test_noded_killed_alone_restarts_no_gang(made: Rack) -> None:
+def test_case_c13_noded_killed_alone_restarts_no_gang(made: Rack) -> None:
     client = made.client()
     for writes in (Writes.TOKEN, Writes.SHARED):
         name = f"adopted-{writes}"
@@ -110,13 +110,16 @@ def test_an_escaped_and_a_deaf_task_are_dead_after_cancel(made: Rack) -> None:
         if "--escape" in flags:
             pids += until(lambda: made.escaped(2), "a child of each rank has escaped")
         assert [pid for pid in pids if not alive(pid)] == []
+        current = client.get_job(job.id).current
+        assert current is not None
         client.cancel_job(job.id)
         ended = made.until_ended(job.id)
         assert ended.state is JobState.CANCELLED
         # CANCELLED is said once all of it is proven gone.
         assert [pid for pid in pids if alive(pid)] == []
-        exits = {status["exit"]["reason"] for (_, slot), status in made.statuses().items() if slot.startswith(name)}
-        assert exits == {"STOPPED"}
+        for member in current.members:
+            exit_ = until(lambda m=member: made.exit_of(m.node, m.slot), f"{member.slot} is said to have ended")
+            assert exit_["reason"] == "STOPPED"
 
 
 def test_noded_away_for_good_frees_nothing_before_its_guardian_has_killed(made: Rack) -> None:

@@ -46,6 +46,11 @@ class Mutation:
     faults: tuple[str, ...] = ()
     faults_count: int = 12
     seed: int = 1
+    # Of the public failures (tests/rows.py).
+    rows: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return self.name
 
     def seeds(self) -> tuple[int, ...]:
         """In the order in which they are tried."""
@@ -336,23 +341,32 @@ MUTATIONS = (
     Mutation("forget_head_guard", ("stale_commit",), _forget_head_guard, ("rival_controller",)),
     Mutation("stale_leader_obeyed", ("stale_order",), _stale_leader_obeyed, ("rival_controller", "connections_break")),
     Mutation("expire_before_grace", ("lease",), _expire_before_grace, ("partition",)),
-    Mutation("never_release", ("books",), _never_release),
-    Mutation("never_restart", ("progress",), _never_restart),
-    Mutation("restart_from_zero", ("checkpoint",), _restart_from_zero),
+    Mutation("never_release", ("books",), _never_release, rows=("H5",)),
+    Mutation("never_restart", ("progress",), _never_restart, rows=("G1",)),
+    Mutation("restart_from_zero", ("checkpoint",), _restart_from_zero, rows=("G11",)),
     Mutation("drop_explain", ("explained",), _drop_explain),
-    Mutation("commit_with_missing_part", ("checkpoint",), _commit_with_missing_part),
+    Mutation("commit_with_missing_part", ("checkpoint",), _commit_with_missing_part, rows=("G7", "G9")),
     Mutation(
         "no_fencing_on_checkpoints", ("checkpoint",), _no_fencing_on_checkpoints, ("partition", "noded_paused"), seed=2
     ),
-    Mutation("start_without_release", ("two_generations",), _start_without_release, ("partition",), seed=2),
-    Mutation("grant_what_is_held", ("device",), _grant_what_is_held),
+    Mutation(
+        "start_without_release", ("two_generations",), _start_without_release, ("partition",), seed=2, rows=("G5",)
+    ),
+    Mutation("grant_what_is_held", ("device",), _grant_what_is_held, rows=("H5",)),
     Mutation("revive_expired_lease", ("lease",), _revive_expired_lease, ("partition",), seed=7),
     Mutation("release_without_proof", ("lease",), _release_without_proof, ("cloned_of_a_silent_node",)),
     Mutation("success_with_one_rank", ("result",), _success_with_one_rank),
-    Mutation("reuse_job_counter", ("acknowledged",), _reuse_job_counter),
+    Mutation("reuse_job_counter", ("acknowledged",), _reuse_job_counter, rows=("H4",)),
     Mutation("forget_request_ids", ("request_id",), _forget_request_ids),
     Mutation("deadline_never_enforced", ("lease",), _deadline_never_enforced, ("partition",)),
     Mutation("deadline_from_ack", ("lease",), _deadline_from_ack, ("one_way_then_silence",), 24),
-    Mutation("shard_not_verified", ("checkpoint",), _shard_not_verified, ("shard_corrupted", "task_killed"), seed=6),
+    Mutation(
+        "shard_not_verified",
+        ("checkpoint",),
+        _shard_not_verified,
+        ("shard_corrupted", "task_killed"),
+        seed=6,
+        rows=("G12",),
+    ),
 )
 BY_NAME = {mutation.name: mutation for mutation in MUTATIONS}

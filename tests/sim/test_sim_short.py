@@ -26,7 +26,9 @@ def test_nothing_that_was_promised_is_broken(seed: int) -> None:
     assert result.virtual_s >= 600
 
 
-@pytest.mark.parametrize("defect", [pytest.param(m, id=m.name) for m in MUTATIONS])
+@pytest.mark.parametrize(
+    "defect", [pytest.param(m, id=m.name, marks=[pytest.mark.row(*m.rows)] if m.rows else []) for m in MUTATIONS]
+)
 def test_a_defect_is_caught_by_the_checker_that_is_there_for_it(defect: Mutation) -> None:
     for seed in defect.seeds():
         accused = {checker for checker, _ in run(Errand(seed, defect.name)).violations}

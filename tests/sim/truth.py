@@ -40,7 +40,8 @@ class Truth:
     capacity: dict[str, int] = field(default_factory=dict[str, int])
     running: dict[str, list[Run]] = field(default_factory=dict[str, list[Run]])
     finished: set[tuple[str, int, int]] = field(default_factory=set[tuple[str, int, int]])
-    started: int = 0
+    runs: list[Run] = field(default_factory=list[Run])
+    _once: set[tuple[SlotId, Token]] = field(default_factory=set[tuple[SlotId, Token]])
 
     def start(self, host: str, slot: SlotId, token: Token, state: State) -> Run | None:
         """A rank begins to run. `state` is what the store holds; None: no commit ever granted this."""
@@ -50,11 +51,14 @@ class Truth:
         if generation is None or member is None or job is None or state.epoch_of(generation) != token.epoch:
             self.accuse("device", f"{slot} runs on {host} under {token}, which was never granted")
             return None
+        if (slot, token) in self._once:
+            self.accuse("device", f"{slot} is run a second time under {token}, on {host}")
+        self._once.add((slot, token))
         run = Run(host, slot, token, member, job.spec.writes, self.now_ns())
         self._judge_devices(run)
         self._judge_generations(run)
         self.running.setdefault(host, []).append(run)
-        self.started += 1
+        self.runs.append(run)
         return run
 
     def end(self, run: Run) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
@@ -63,8 +63,16 @@ class Result:
 
 
 class World:
-    def __init__(self, seed: int, shape: Shape, *, keep_log: bool = False) -> None:
+    def __init__(
+        self,
+        seed: int,
+        shape: Shape,
+        *,
+        script: Callable[[World], Coroutine[Any, Any, None]] | None = None,
+        keep_log: bool = False,
+    ) -> None:
         self.seed = seed
+        self._script = script or World.troubled
         self.shape = shape
         self.loop = SimLoop()
         self.loop.outlives.add(memory._unheard)
@@ -140,23 +148,27 @@ class World:
             self.commands,
             self.faults.count,
             self.loop.time(),
-            dict(self.trace.counts) | {"commits": self.checkers.commits, "ranks": self.truth.started},
+            dict(self.trace.counts) | {"commits": self.checkers.commits, "ranks": len(self.truth.runs)},
             tuple(self.trace.lines),
         )
         self.loop.tear_down()
         return result
 
     async def _until_judged(self) -> None:
-        main = self.loop.create_task(self._main(), context=NOBODY.copy())
+        main = self.loop.create_task(self._script(self), context=NOBODY.copy())
         await asyncio.wait((main, self._judged), return_when=asyncio.FIRST_COMPLETED)
         if main.done():
             main.result()
 
-    async def _main(self) -> None:
+    def begin(self) -> None:
         self.controllers[0].wanted = True
         self.controllers[0].start()
         for host in self.hosts.values():
             self.loop.after(self.rng(f"boot/{host.name}").uniform(0, 3), host.start_noded)
+
+    async def troubled(self) -> None:
+        """The script of a seed."""
+        self.begin()
         share = self.shape.commands // USERS + 1
         users = [User(self, f"u{number}", share, self.shape.trouble_s * 0.95) for number in range(USERS)]
         asking = [self.loop.create_task(user.run(), context=NOBODY.copy()) for user in users]

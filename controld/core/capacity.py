@@ -12,13 +12,12 @@ WHOLE_THOUSANDTHS = 1000
 
 
 def holding(state: State) -> dict[str, list[tuple[Generation, Member]]]:
-    """Every lease that holds something, by node uid. One pass over the state: for snapshots, not for one node."""
+    """Every lease that holds something, by node uid. One pass over all of them: for snapshots, not for one node."""
     by_node: dict[str, list[tuple[Generation, Member]]] = {}
-    for table in state.generations.values():
-        for generation in table.values():
-            for member in generation.members:
-                if member.lease.holds:
-                    by_node.setdefault(member.node, []).append((generation, member))
+    for generation in state.leased():
+        for member in generation.members:
+            if member.lease.holds:
+                by_node.setdefault(member.node, []).append((generation, member))
     return by_node
 
 

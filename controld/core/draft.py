@@ -77,9 +77,9 @@ class Draft:
         record = changed.record if changed is not None else self.state.checkpoints.get(job, {}).get(id_)
         return record if isinstance(record, Checkpoint) else None
 
-    def generations(self) -> tuple[Generation, ...]:
-        """Every generation as this draft leaves it."""
-        found = (self.generation(job, number) for job, table in self.state.generations.items() for number in table)
+    def leased(self) -> tuple[Generation, ...]:
+        """Every generation that held a lease before this draft, as it leaves it."""
+        found = (self.generation(g.job, g.number) for g in self.state.leased())
         return tuple(g for g in found if g is not None)
 
     def change_member(self, generation: Generation, member: Member) -> Generation:
@@ -91,12 +91,12 @@ class Draft:
 
     def held_on(self, uid: NodeUid) -> tuple[tuple[Generation, Member], ...]:
         """Leases that hold something on a node, of any incarnation of it."""
-        return tuple((g, m) for g in self.generations() for m in g.members if m.node == uid and m.lease.holds)
+        return tuple((g, m) for g in self.leased() for m in g.members if m.node == uid and m.lease.holds)
 
     def held_by_node(self) -> dict[NodeUid, list[Member]]:
         """The same of every node at once."""
         found: dict[NodeUid, list[Member]] = {}
-        for generation in self.generations():
+        for generation in self.leased():
             for member in generation.members:
                 if member.lease.holds:
                     found.setdefault(member.node, []).append(member)

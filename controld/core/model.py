@@ -33,7 +33,7 @@ class LeaseState(StrEnum):
     @property
     def holds(self) -> bool:
         """Whether the devices under such a lease are taken (promise 1: only these two ends free them)."""
-        return self not in (LeaseState.RELEASED, LeaseState.EXPIRED)
+        return self is not LeaseState.RELEASED and self is not LeaseState.EXPIRED
 
 
 class Phase(StrEnum):
@@ -229,6 +229,11 @@ class Generation:
     @property
     def ranks(self) -> tuple[Member, ...]:
         return tuple(m for m in self.members if m.rank is not None)
+
+    @property
+    def leased(self) -> bool:
+        """Whether any of its leases takes something."""
+        return any(m.lease.holds for m in self.members)
 
     def member(self, slot: SlotId) -> Member | None:
         return next((m for m in self.members if m.slot == slot), None)

@@ -6,7 +6,7 @@ decided) and the committed one (what it has told anyone).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -48,8 +48,16 @@ class State:
     # By name: ten thousand agents that reconnect at once must not each be looked for among ten thousand.
     _uids: dict[str, NodeUid] = field(default_factory=dict[str, NodeUid], init=False, repr=False, compare=False)
 
+    # Most generations kept are over: sums over leases, several a second, look at those that hold some.
+    _leased: dict[tuple[JobId, int], None] = field(
+        default_factory=dict[tuple[JobId, int], None], init=False, repr=False, compare=False
+    )
+
     def __post_init__(self) -> None:
         self._uids = {node.name: uid for uid, node in self.nodes.items()}
+        for table in self.generations.values():
+            for generation in table.values():
+                self._note_leases(generation)
 
     def epoch_of(self, generation: Generation) -> Epoch:
         """The generation's fencing token, or NO_EPOCH while its commit is still under way."""
@@ -64,6 +72,20 @@ class State:
     def node_named(self, name: str) -> Node | None:
         uid = self._uids.get(name)
         return None if uid is None else self.nodes.get(uid)
+
+    def leased(self) -> Iterator[Generation]:
+        """Every generation of which a lease holds something."""
+        return (self.generations[job][number] for job, number in self._leased)
+
+    def is_leased(self, job: JobId, number: int) -> bool:
+        return (job, number) in self._leased
+
+    def _note_leases(self, generation: Generation) -> None:
+        key = (generation.job, generation.number)
+        if generation.leased:
+            self._leased[key] = None
+        else:
+            self._leased.pop(key, None)
 
     def apply(self, changes: Iterable[Change], revision: int) -> None:
         """Apply one commit. `revision` 0: decided, not committed yet; `confirm` fills it in."""
@@ -105,6 +127,7 @@ class State:
                 self.jobs[record.id] = record
             case Generation():
                 self.generations.setdefault(record.job, {})[record.number] = record
+                self._note_leases(record)
             case Checkpoint():
                 self.checkpoints.setdefault(record.job, {})[record.id] = record
             case Request():
@@ -125,6 +148,7 @@ class State:
             case "generations":
                 job, _, number = rest.partition("/")
                 self._delete_nested(self.generations, JobId(job), int(number))
+                self._leased.pop((JobId(job), int(number)), None)
             case "checkpoints":
                 job, _, id_ = rest.partition("/")
                 self._delete_nested(self.checkpoints, JobId(job), CheckpointId(id_))

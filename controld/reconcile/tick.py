@@ -41,7 +41,7 @@ def _job(p: Pass, job: Job) -> None:
         generation = p.state.generations[job.id][number]
         # A former one may have been left behind on a silent node: it is wound up when the node speaks again.
         under_way = generation is current and generation.phase is not Phase.ENDED
-        if under_way or any(m.lease.holds for m in generation.ranks):
+        if under_way or (p.state.is_leased(job.id, number) and any(m.lease.holds for m in generation.ranks)):
             gang.reconcile(p, job, generation)
     if job.state in (JobState.PENDING, JobState.RESTARTING) and (current is None or current.phase is Phase.ENDED):
         pending.propose(p, job, current)

@@ -8,7 +8,6 @@ from controld.core import keys
 from controld.core.commands import Prune
 from controld.core.draft import Draft
 from controld.core.ids import JobId
-from controld.core.model import Generation
 from controld.core.outcome import Outcome
 from controld.core.state import State
 
@@ -41,7 +40,7 @@ def _doomed(state: State, command: Prune) -> Iterator[tuple[str, ...]]:
     for job, table in state.generations.items():
         if job not in evicted:
             for number in sorted(table)[:-GENERATIONS_KEPT]:
-                if not _holds(table[number]):
+                if not table[number].leased:
                     yield (keys.generation(job, number),)
     for job in evicted:
         # Checkpoints first, one by one, as there may be more than fit: nothing of an ended job refers to them.
@@ -57,8 +56,4 @@ def _evicted(state: State, ended_jobs_max: int) -> dict[JobId, None]:
     """The jobs that ended longest ago, past the bound; one whose leases still hold something stays."""
     ended = sorted((j for j in state.jobs.values() if j.state.ended), key=lambda j: (j.end_time_unix_ns, j.number))
     surplus = ended[: max(0, len(ended) - ended_jobs_max)]
-    return {j.id: None for j in surplus if not any(_holds(g) for g in state.generations.get(j.id, {}).values())}
-
-
-def _holds(generation: Generation) -> bool:
-    return any(m.lease.holds for m in generation.members)
+    return {j.id: None for j in surplus if not any(g.leased for g in state.generations.get(j.id, {}).values())}

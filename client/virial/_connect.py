@@ -9,6 +9,7 @@ from pathlib import Path
 
 import grpc
 
+from virial._published import default_address
 from virial.errors import InvalidRequestError
 
 ADDRESS_VARIABLE = "VIRIAL_ADDRESS"
@@ -34,16 +35,20 @@ class Tls:
 
 
 def addresses_from(given: str | Sequence[str] | None) -> tuple[str, ...]:
-    """ "host:port" of each controller: as given (a list, or one text with commas), else from VIRIAL_ADDRESS.
+    """ "host:port" of each controller: as given (a list, or one text with commas), else from VIRIAL_ADDRESS, else of
+    this user's local cluster (`virial up`).
 
     Raises InvalidRequestError when there is none, or one is malformed.
     """
     if given is None:
-        given = os.environ.get(ADDRESS_VARIABLE, "")
+        given = os.environ.get(ADDRESS_VARIABLE) or default_address() or ""
     texts = given.split(",") if isinstance(given, str) else list(given)
     addresses = tuple(text.strip() for text in texts if text.strip())
     if not addresses:
-        raise InvalidRequestError(f"no controller address: give one (host:port) or set {ADDRESS_VARIABLE}")
+        raise InvalidRequestError(
+            f"no controller address: give one (host:port), set {ADDRESS_VARIABLE}, or start a cluster on this machine "
+            "with `virial up`"
+        )
     for address in addresses:
         host, _, port = address.rpartition(":")
         if not address.startswith("unix:") and (not host or not port.isdigit() or not 0 < int(port) < 65536):

@@ -8,6 +8,7 @@ by themselves when the process that started them dies.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import shutil
@@ -23,8 +24,7 @@ from virial.errors import VirialError
 
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 15.0
-# Unix socket paths are limited to 107 bytes, so a cluster in a deep directory keeps its sockets elsewhere.
-ADDRESS_FILE = "virial-address"
+LOCK_FILE = "cluster.lock"
 
 
 @dataclass(slots=True)
@@ -77,6 +77,7 @@ class LocalCluster:
         self.controller = Part("controld", self.directory / "controld", [])
         self.parts: dict[str, Part] = {}
         self.address = ""
+        self._lock_fd: int | None = None
 
     def __enter__(self) -> LocalCluster:
         self.start()
@@ -91,6 +92,7 @@ class LocalCluster:
         `controller_for` gives the address a node shall use for the controller (a relay's, say) in place of its own.
         """
         self.directory.mkdir(parents=True, exist_ok=True)
+        self._take_lock()
         try:
             self._start_controller()
             share = machine_share(self.nodes)
@@ -103,6 +105,20 @@ class LocalCluster:
         except BaseException:
             self.stop()
             raise
+
+    def _take_lock(self) -> None:
+        """One cluster a directory: a second would stop the first one's guardians and so its tasks."""
+        fd = os.open(self.directory / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(fd, 20, 0).decode("ascii", errors="replace").strip() or "unknown"
+            os.close(fd)
+            what = f"{self.directory} is in use by another local cluster (pid {holder})"
+            raise VirialError(f"{what}; stop it, or name another directory") from None
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, f"{os.getpid()}\n".encode("ascii"), 0)
+        self._lock_fd = fd
 
     def _start_controller(self) -> None:
         listen = self.address or "127.0.0.1:0"
@@ -179,6 +195,9 @@ class LocalCluster:
         """Stop the nodes with their tasks, then the controller. Kills what does not stop in time. Safe to repeat."""
         self._end(list(self.parts.values()))
         self._end([self.controller])
+        if self._lock_fd is not None:
+            os.close(self._lock_fd)
+            self._lock_fd = None
 
     def _end(self, parts: list[Part]) -> None:
         for part in parts:
@@ -212,32 +231,3 @@ def kill_guardian(data_dir: Path) -> None:
     if pid is not None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-
-
-def address_file() -> Path:
-    """Where `virial up` leaves its address for the other commands of the same user."""
-    runtime = os.environ.get("XDG_RUNTIME_DIR") or f"/tmp/virial-{os.getuid()}"  # noqa: S108 - checked when read
-    return Path(runtime) / ADDRESS_FILE
-
-
-def default_address() -> str | None:
-    """The address of the local cluster of this user, if one was started; None otherwise."""
-    path = address_file()
-    try:
-        if path.parent.stat().st_uid != os.getuid() or path.is_symlink():
-            return None
-        return path.read_text(encoding="ascii").strip() or None
-    except (OSError, UnicodeDecodeError):
-        return None
-
-
-def publish_address(address: str) -> None:
-    path = address_file()
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    path.write_text(address + "\n", encoding="ascii")
-
-
-def withdraw_address(address: str) -> None:
-    """Remove the address again, unless another cluster has published its own since."""
-    if default_address() == address:
-        address_file().unlink(missing_ok=True)

@@ -238,6 +238,21 @@ def test_followed_events_end_quietly_with_ctrl_c(up: Up) -> None:
     assert (following.returncode, err) == (130, "")
 
 
+def test_a_second_cluster_leaves_the_first_one_alone(up: Up) -> None:
+    address = (up.directory.parent / "virial-address").read_text().split()[0]
+    same = up.run("up", "--nodes", "1", "--directory", str(up.directory))
+    assert same.returncode == 1
+    assert f"is in use by another local cluster (pid {up.process.pid})" in same.stderr
+    with up.start("up", "--nodes", "1", "-o", "json") as other:
+        assert other.stdout is not None
+        assert json.loads(other.stdout.readline())["address"] != address
+        assert len(up.json("nodes")) == 1
+        other.send_signal(signal.SIGINT)
+        _, err = other.communicate(timeout=HANG_S)
+    assert f"your cluster at {address} runs on" in err
+    assert len(up.json("nodes")) == 2
+
+
 def test_colours_and_a_live_view_on_a_terminal_only(up: Up) -> None:
     def on_terminal(*arguments: str, **extra: str) -> str:
         leader, follower = pty.openpty()

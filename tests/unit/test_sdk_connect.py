@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from virial import errors
 from virial._connect import addresses_from
+from virial._published import address_file, default_address, publish_address, withdraw_address
 from virial.errors import InvalidRequestError, VirialError, error_for
 from virialpb.errors import Violation, details_for
 from virialpb.reasons import Reason
@@ -27,10 +33,54 @@ def test_a_malformed_address_is_named(address: str) -> None:
     assert address in str(caught.value)
 
 
-def test_no_address_says_how_to_give_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_address_says_how_to_give_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("VIRIAL_ADDRESS", raising=False)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     with pytest.raises(InvalidRequestError, match="set VIRIAL_ADDRESS"):
         addresses_from(None)
+
+
+def test_the_newest_local_cluster_is_found_until_it_ends(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("VIRIAL_ADDRESS", raising=False)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    assert default_address() is None
+    assert publish_address("127.0.0.1:1") is None
+    assert addresses_from(None) == ("127.0.0.1:1",)
+    assert publish_address("127.0.0.1:2") == "127.0.0.1:1"
+    assert addresses_from(None) == ("127.0.0.1:2",)
+    monkeypatch.setenv("VIRIAL_ADDRESS", "c:3")
+    assert addresses_from(None) == ("c:3",)
+    withdraw_address("127.0.0.1:2")
+    assert default_address() == "127.0.0.1:1"
+    withdraw_address("127.0.0.1:1")
+    withdraw_address("127.0.0.1:1")
+    assert default_address() is None
+
+
+def test_what_a_killed_process_published_is_passed_over(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    publish_address("127.0.0.1:1")
+    code = "import os; from virial._published import publish_address as p; p('127.0.0.1:2'); os._exit(9)"
+    subprocess.run([sys.executable, "-c", code], check=False)
+    assert "127.0.0.1:2" in address_file().read_text()
+    assert default_address() == "127.0.0.1:1"
+
+
+def test_an_address_of_another_user_is_not_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    publish_address("127.0.0.1:1")
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    os.symlink(address_file(), elsewhere / "virial-address")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(elsewhere))
+    assert default_address() is None
+    with pytest.raises(OSError, match="symbolic link"):
+        publish_address("127.0.0.1:2")
+    me = os.getuid()
+    monkeypatch.setattr(os, "getuid", lambda: me + 1)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    assert address_file().parent != tmp_path
+    assert default_address() is None
 
 
 @pytest.mark.parametrize("reason", Reason)

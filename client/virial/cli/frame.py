@@ -53,7 +53,7 @@ class Session:
     def client(self) -> SyncClient:
         """A client of the cluster: of --address, VIRIAL_ADDRESS, or this machine's own (`virial up`)."""
         from virial import SyncClient
-        from virial.local import default_address
+        from virial._published import default_address
 
         address = self.address or os.environ.get("VIRIAL_ADDRESS") or default_address()
         if not address:

@@ -6,7 +6,8 @@ import signal
 import sys
 import tempfile
 import time
-from contextlib import ExitStack
+from collections.abc import Generator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
@@ -16,7 +17,7 @@ import typer
 
 from virial.cli.frame import Session, command
 from virial.cli.human import plural
-from virial.cli.printer import console, terminal
+from virial.cli.printer import Printer, console, terminal
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -41,7 +42,7 @@ def up(
 
     It is a controller and some node agents, all on loopback. Other commands of the same user find it by themselves.
     """
-    from virial.local import LocalCluster, publish_address, withdraw_address
+    from virial.local import LocalCluster
 
     signal.signal(signal.SIGTERM, _interrupt)
     with ExitStack() as stack:
@@ -51,9 +52,8 @@ def up(
         with _Progress(session, nodes) as progress:
             cluster.start()
             _wait_for_nodes(session, cluster, progress)
-        publish_address(cluster.address)
-        stack.callback(withdraw_address, cluster.address)
         printer = session.printer
+        stack.enter_context(_published(cluster.address, printer))
         if printer.for_people:
             printer.line(f"cluster with {plural(nodes, 'node')} at {cluster.address}, state and logs in {place}")
             printer.line("try: virial nodes; virial submit examples/train.yaml --wait    (Ctrl-C ends the cluster)")
@@ -63,6 +63,28 @@ def up(
             time.sleep(SUPERVISE_S)
             for name in cluster.restart_dead():
                 printer.note(f"virial: {name} had ended and was started again; its log is {place / name}.log")
+
+
+@contextmanager
+def _published(address: str, printer: Printer) -> Generator[None]:
+    """Other commands find the cluster meanwhile."""
+    from virial._published import publish_address, withdraw_address
+
+    try:
+        other = publish_address(address)
+    except OSError as error:
+        printer.note(
+            f"virial: other commands cannot find this cluster by themselves ({error.filename}: {error.strerror}): "
+            f"give them --address {address} or set VIRIAL_ADDRESS"
+        )
+        yield
+        return
+    if other is not None:
+        printer.note(f"virial: your cluster at {other} runs on; commands find this one until it ends")
+    try:
+        yield
+    finally:
+        withdraw_address(address)
 
 
 def _scratch() -> tempfile.TemporaryDirectory[str]:

@@ -68,7 +68,11 @@ def machine_share(nodes: int, *, memory_fraction: float = 0.8) -> Share:
 
 
 class LocalCluster:
-    """Start with `start`, end with `stop`; or use it as a context manager."""
+    """Start with `start`, end with `stop`; or use it as a context manager.
+
+    Start it, and restart its parts, from a thread that lives as long as it shall: the kernel tells the parts that their
+    starter is dead when the thread that started them ends.
+    """
 
     def __init__(self, directory: Path, *, nodes: int, session_fence_after: str = "") -> None:
         self.directory = directory.resolve()

@@ -59,7 +59,7 @@ def run_escaping_job(address: str, base: Path, mark: str) -> None:
     )
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL, *([signal.SIGTERM] if LONG else [])])
 def test_nothing_is_left_of_a_cluster_whose_starter_ends(base: Path, number: signal.Signals) -> None:
     mark = f"left-{uuid.uuid4().hex}"
     with started(base, mark) as process:

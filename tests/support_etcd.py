@@ -23,8 +23,10 @@ from controld.store.etcd import EtcdStore
 from controld.store.etcd_client import GrpcWire
 from controld.store.etcd_endpoint import parse_endpoint
 from controld.store.etcd_session import EtcdTimes
+from controld.store.etcd_wire import STATUS, Wire, WireError
 from controld.store.member import INSTALL_HINT, MemberMissingError, MemberProcess, find_etcd, ready
 from controld.store.member_config import MemberConfig
+from virialpb.etcd.v1 import etcd_pb2 as pb
 
 READY_SECONDS = 60.0  # a hang guard
 REQUIRED = "VIRIAL_ETCD"  # "required": a test that finds no etcd fails instead of being skipped
@@ -78,9 +80,6 @@ class Members:
 
     async def leader(self) -> int:
         """The index of the leading member; waits until one leads."""
-        from controld.store.etcd_wire import STATUS
-        from virialpb.etcd.v1 import etcd_pb2 as pb
-
         while True:
             for index, process in enumerate(self.processes):
                 if process.poll() is not None:
@@ -90,7 +89,7 @@ class Members:
                     status = await wire.call(STATUS, pb.StatusRequest(), 1.0)
                     if status.leader and status.leader == status.header.member_id:
                         return index
-                except Exception:
+                except WireError:
                     continue
                 finally:
                     await wire.close()
@@ -126,12 +125,12 @@ def make_store(
     times: EtcdTimes | None = None,
     directory: Path | None = None,
     size_bytes_max: int = 8 << 30,
-    seed: int | None = None,
+    wrap: Callable[[Wire], Wire] = lambda wire: wire,
 ) -> EtcdStore:
     endpoint = parse_endpoint(process.config.endpoint)
     return EtcdStore(
-        lambda: GrpcWire([endpoint]),
-        rng=random.Random(next(_numbers) if seed is None else seed),
+        lambda: wrap(GrpcWire([endpoint])),
+        rng=random.Random(next(_numbers)),
         prefix=prefix,
         times=times,
         directory=directory,

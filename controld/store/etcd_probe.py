@@ -14,7 +14,7 @@ from virialpb.etcd.v1 import etcd_pb2 as pb
 # Tried from the largest; etcd's own defaults are 128 operations and 1.5 MiB, a member of ours takes 1,024 and 2 MiB.
 _OPERATIONS: Final = (1_024, 512, 256, 128, 64, 32, 16)
 _KIB: Final = 1 << 10
-_BYTES: Final = (2_000 * _KIB, 1_500 * _KIB, 1_000 * _KIB, 500 * _KIB, 250 * _KIB, 100 * _KIB)
+_BYTES: Final = (2_000 * _KIB, 1_480 * _KIB, 1_000 * _KIB, 500 * _KIB, 250 * _KIB, 100 * _KIB)
 _OVERHEAD_BYTES: Final = 4 * _KIB  # of the guards and of what etcd wraps around a request before it measures it
 _OPERATION_BYTES: Final = 32
 _VERSION = re.compile(r"(\d+)\.(\d+)\.(\d+)")

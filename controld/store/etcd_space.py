@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
@@ -22,6 +23,8 @@ from virialpb.etcd.v1 import etcd_pb2 as pb
 _LOOK_PARTS: Final = 64  # of the limit may be written between two looks at the member
 _LOOK_BYTES_MIN: Final = 64 << 10
 _WORTHWHILE: Final = 0.9  # a file of which less is in use is worth writing anew; it stops the member meanwhile
+_SIZE_LAG_SECONDS: Final = 0.5  # etcd commits to disk every 0.1 s
+_STEP_SECONDS: Final = 0.1
 _RELIEF_PAUSE_SECONDS: Final = 10.0
 
 
@@ -33,12 +36,17 @@ def growth_bytes(changes: Sequence[StoredChange]) -> int:
 
 
 class Space:
-    """`limit_bytes` of pages in use; what is written between two looks at the member is counted here."""
+    """`limit_bytes` of pages in use. What was written since the last look at the member is counted here, and what was
+    written shortly before it again: etcd tells the size as of its last commit to disk.
+    """
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
         self._used_bytes: int | None = None
-        self._since_bytes = 0
+        # (from when on, bytes), in steps of _STEP_SECONDS; and their sum.
+        self._written: deque[tuple[float, int]] = deque()
+        self._written_bytes = 0
+        self._defragmented_bytes = 0
         self._relieving: asyncio.Task[None] | None = None
 
     async def require(self, session: Session, changes: Sequence[StoredChange]) -> None:
@@ -46,23 +54,35 @@ class Space:
         growth = growth_bytes(changes)
         if growth == 0:
             return
-        due = self._used_bytes is None or self._since_bytes > max(_LOOK_BYTES_MIN, self._limit_bytes // _LOOK_PARTS)
+        due = self._used_bytes is None or self._written_bytes > max(_LOOK_BYTES_MIN, self._limit_bytes // _LOOK_PARTS)
         if due or self._over(growth):
             await self._look(session)
         if self._over(growth):
             self.relieve_soon(session)
             raise StorageFullError(f"etcd uses {self._used_bytes} of the {self._limit_bytes} bytes the store may have")
-        self._since_bytes += growth
+        self._count(growth)
 
     def _over(self, growth: int) -> bool:
-        return self._used_bytes is not None and self._used_bytes + self._since_bytes + growth > self._limit_bytes
+        return self._used_bytes is not None and self._used_bytes + self._written_bytes + growth > self._limit_bytes
+
+    def _count(self, growth: int) -> None:
+        now = asyncio.get_running_loop().time()
+        if self._written and now - self._written[-1][0] < _STEP_SECONDS:
+            began, size = self._written.pop()
+            self._written.append((began, size + growth))
+        else:
+            self._written.append((now, growth))
+        self._written_bytes += growth
 
     async def _look(self, session: Session) -> None:
+        at = asyncio.get_running_loop().time()
         try:
             status = await session.call(STATUS, pb.StatusRequest(), session.times.status)
         except WireError:
             return  # whether it can be written the commit itself will tell
-        self._used_bytes, self._since_bytes = status.db_size_in_use, 0
+        self._used_bytes = status.db_size_in_use
+        while self._written and self._written[0][0] < at - _SIZE_LAG_SECONDS:
+            self._written_bytes -= self._written.popleft()[1]
 
     def relieve_soon(self, session: Session) -> None:
         if self._relieving is None or self._relieving.done():
@@ -85,11 +105,16 @@ class Space:
             await compact_to(session, status.header.revision)
             status = await session.call(STATUS, pb.StatusRequest(), session.times.status)
         size_bytes = status.db_size
-        short = bool(alarms) or size_bytes > self._limit_bytes
-        if short and status.db_size_in_use < size_bytes * _WORTHWHILE:
+        free = status.db_size_in_use < size_bytes * _WORTHWHILE
+        grown = self._defragmented_bytes < size_bytes * _WORTHWHILE
+        # Pages that were freed just now do not count as free until the next write, and under an alarm there is none.
+        if (alarms and grown) or (size_bytes > self._limit_bytes and free):
             await session.call(DEFRAGMENT, pb.DefragmentRequest(), session.times.defragment)
             status = await session.call(STATUS, pb.StatusRequest(), session.times.status)
-        self._used_bytes, self._since_bytes = status.db_size_in_use, 0
+            self._defragmented_bytes = status.db_size
+        self._used_bytes = status.db_size_in_use
+        self._written.clear()  # the compaction has brought it all to disk
+        self._written_bytes = 0
         if status.db_size < size_bytes:  # else the next put would set the alarm off again
             for alarm in alarms:
                 disarm = pb.AlarmRequest(

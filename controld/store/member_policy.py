@@ -13,10 +13,11 @@ DELAY_MAX_SECONDS: Final = 30.0
 # So many ends in a row, none of them after settling: it will not come up by trying again.
 FAST_ENDS_MAX: Final = 10
 
-# What etcd and bbolt say of bytes that are not as they were written.
+# What etcd and bbolt say of bytes that are not as they were written. Exact: a quarantined member waits for a human.
 _DAMAGE = re.compile(
-    r"crc mismatch|page \d+ already freed|invalid page type|unexpected page type|freelist|invalid checksum"
-    r"|file checksum|failed to recover v3 backend|corrupt|snap: no available snapshot|wal: .*(slice bounds|torn)"
+    r"crc mismatch|page \d+ already freed|(invalid|unexpected) page type|invalid freelist page|checksum error"
+    r"|freepages: failed to get all reachable pages|failed to recover v3 backend from snapshot|invalid database"
+    r"|etcdserver: corrupt cluster|found data inconsistency"
 )
 _FULL = re.compile(r"no space left on device")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -197,6 +198,8 @@ def _checkpoint(parent: Fields) -> CheckpointPolicy:
     with parent.child("checkpoint") as f:
         durability = Durability(f.optional("durability", one_of([d.value for d in Durability]), default="local"))
         directory = f.optional("directory", text, default="")
+        if directory.startswith("~/"):  # of who submits: a home is often what every node sees
+            directory = os.path.expanduser(directory)
         if durability is Durability.SHARED and not directory.startswith("/"):
             f.error("directory", "durability shared needs an absolute directory that every node sees")
         return CheckpointPolicy(

@@ -310,7 +310,7 @@ def _factor(text: str, number: str, unit: str, scale: _Scale) -> Fraction:
     if unit == "%" and scale is _SHARE:
         raise QuantityError(text, f"unknown unit '%' in '{text}'", _decimal(Fraction(number) / 100))
     if unit.split() != [unit]:
-        raise QuantityError(text, f"a space in '{text}'", "".join(text.split()))
+        raise QuantityError(text, f"a space in '{text}'", _joined(text, scale))
     if not scale.units:
         raise QuantityError(text, f"'{text}' is not a {scale.noun}; write a number as in '{scale.example}'")
     suggestion = scale.aliases.get(unit)
@@ -320,6 +320,25 @@ def _factor(text: str, number: str, unit: str, scale: _Scale) -> Fraction:
         raise QuantityError(text, f"unknown unit '{unit}' in '{text}'", number)
     known = "" if suggestion is not None else f"; known units are {', '.join(scale.units)}"
     raise QuantityError(text, f"unknown unit '{unit}' in '{text}'{known}", suggestion)
+
+
+def _joined(text: str, scale: _Scale) -> str | None:
+    """`text` without its spaces, or with the unit that was meant, if that is a quantity."""
+    joined = "".join(text.split())
+    try:
+        if scale is _DURATION:
+            parse_duration_ns(joined, allow_zero=True)
+        else:
+            _parse(joined, scale, allow_zero=True)
+    except QuantityError as error:
+        match = _NUMBER_AND_REST.fullmatch(joined)
+        return None if error.nearest is None or match is None else _with_unit(match[1], error.nearest)
+    return joined
+
+
+def _with_unit(number: str, nearest_text: str) -> str:
+    """What is nearest is a unit, or the whole right text."""
+    return nearest_text if nearest_text[:1].isdigit() else number + nearest_text
 
 
 def _checked(text: str, amount: Fraction, scale: _Scale, allow_zero: bool) -> int:

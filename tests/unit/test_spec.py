@@ -112,6 +112,7 @@ def test_the_example_is_valid_and_its_working_directory_is_the_current_one(monke
     spec = load_spec("examples/train.yaml")
     assert (spec.gang.ranks, spec.gang.spares, spec.writes) == (3, 1, Writes.TOKEN)
     assert spec.task.working_directory == str(ROOT)
+    assert spec.checkpoint.directory == str(Path.home() / "virial-train")
 
 
 # What is wrong, where it is put, and the whole message: it names the field and, where there is one, the nearest right
@@ -126,7 +127,7 @@ MISTAKES: dict[str, tuple[str, Any, str]] = {
     "duration_as_a_clock": ("lease.fence_after", "10:30", "lease.fence_after: '10:30' could be hours"),
     "duration_without_a_unit": ("restart.window", 60, "restart.window: no unit in '60': did you mean '60s'?"),
     "duration_of_zero": ("checkpoint.timeout", "0s", "checkpoint.timeout: '0s' is zero"),
-    "cpu_in_words": ("resources.cpu", "2 cores", "resources.cpu: a space in '2 cores': did you mean '2cores'?"),
+    "cpu_in_words": ("resources.cpu", "2 cores", "resources.cpu: a space in '2 cores': did you mean '2'?"),
     "cpu_negative": ("resources.cpu", -1, "resources.cpu: '-1' is negative"),
     "cpu_too_fine": ("resources.cpu", "0.0001", "resources.cpu: '0.0001' is 0.1 thousandths of a core"),
     "ranks_none": ("gang.ranks", 0, "gang.ranks: 0 is outside 1 to 4096"),

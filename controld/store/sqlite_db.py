@@ -142,6 +142,14 @@ class Database:
             except BaseException:
                 self._connection.close()
                 raise
+        wal = path.with_name(path.name + "-wal")
+        self._files = [(file, opened) for file in (path, wal) if (opened := sqlite_file.identity(file)) is not None]
+
+    def _require_in_place(self) -> None:
+        """What is written into a file that has lost its name succeeds, and is gone with the process."""
+        for file, opened in self._files:
+            if sqlite_file.identity(file) != opened:
+                raise sqlite_file.corrupt(file, "removed or replaced while it was in use")
 
     def _configure(self, size_bytes_max: int) -> None:
         one = self._one
@@ -220,6 +228,7 @@ class Database:
             raise SequenceError(f"commit {head.seq} of epoch {epoch}: another one was applied under this number")
 
     def barrier(self, leadership: Leadership) -> None:
+        self._require_in_place()
         with sqlite_file.errors(self._path):
             guard.require_leadership(_read_head(self._connection, self._path).guard, leadership)
 
@@ -267,6 +276,7 @@ class Database:
                 yield head
                 if astuple(head) != before:
                     _write_head(connection, head)
+                self._require_in_place()
                 connection.execute("COMMIT")
             finally:
                 # Never by opening the file anew: after a failed fsync this connection still knows that the

@@ -166,6 +166,15 @@ def _check_header(path: Path) -> None:
         raise corrupt(path, f"has {size_bytes} bytes, not the {pages * page_bytes} that were written")
 
 
+def identity(path: Path) -> tuple[int, int] | None:
+    """Which file this is, whatever its name; None where there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
 def uri(path: Path, mode: str) -> str:
     return f"file:{quote(str(path.absolute()))}?mode={mode}"
 

@@ -16,7 +16,14 @@ from pathlib import Path
 
 import pytest
 
-from controld.store.port import OutcomeUnknownError, StorageFullError, StoreClosedError, StoredChange, StoreLockedError
+from controld.store.port import (
+    OutcomeUnknownError,
+    StorageFullError,
+    StoreClosedError,
+    StoreCorruptError,
+    StoredChange,
+    StoreLockedError,
+)
 from controld.store.sqlite import SqliteStore
 from tests.support_store import contents, delete, put
 
@@ -349,3 +356,24 @@ async def test_a_cancelled_opening_gives_everything_back(tmp_path: Path) -> None
                 await asyncio.sleep(0.01)
         assert (await again.load()).records == ()
         await again.close()
+
+
+@pytest.mark.parametrize("name", ["state.sqlite3", "state.sqlite3-wal"])
+@pytest.mark.parametrize("replaced", [False, True])
+async def test_nothing_is_acknowledged_once_the_file_has_lost_its_name(
+    tmp_path: Path, name: str, *, replaced: bool
+) -> None:
+    """What is written to a removed file succeeds until the process ends, and is nowhere then."""
+    store = SqliteStore(tmp_path)
+    await store.open()
+    leadership = await store.campaign("one")
+    await store.commit(leadership, 1, [put("a", b"1")])
+    (tmp_path / name).rename(tmp_path / "elsewhere")
+    if replaced:
+        shutil.copy(tmp_path / "elsewhere", tmp_path / name)
+    with pytest.raises(StoreCorruptError, match=f"{name}: removed or replaced"):
+        await store.commit(leadership, 2, [put("b", b"2")])
+    with pytest.raises(StoreCorruptError, match="removed or replaced"):
+        await store.barrier(leadership)
+    assert await contents(store) == {"a": b"1"}
+    await store.close()

@@ -22,7 +22,6 @@ class LogName(StrEnum):
 
     NODED_STARTED = "noded.started"
     NODED_STOPPED = "noded.stopped"
-    NODED_FAILED = "noded.failed"
     GUARDIAN_CONNECTED = "guardian.connected"
     GUARDIAN_LOST = "guardian.lost"
     GUARDIAN_REFUSED = "guardian.refused"
@@ -42,7 +41,6 @@ class LogName(StrEnum):
     CHECKPOINT_DROP_FAILED = "checkpoint.drop_failed"
     FILE_FAILED = "file.failed"
     COLLECTOR_FAILED = "collector.failed"
-    INVENTORY_READ = "inventory.read"
 
 
 class NodeLog:

@@ -44,7 +44,7 @@ class Worker:
             if error is not None:
                 done.set_exception(error)
             else:
-                done.set_result(value)  # type: ignore[arg-type]
+                done.set_result(value)  # type: ignore[arg-type] - T may itself be None
 
         def body() -> None:
             value: T | None = None

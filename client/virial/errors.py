@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from virialpb.errors import ErrorDetails, FailedCall, Violation, details_from
+from virialpb.errors import ErrorDetails, Violation
 from virialpb.reasons import Reason
 
 
@@ -103,8 +103,3 @@ def error_for(details: ErrorDetails) -> VirialError:
     if details.reason is not None:
         return _BY_REASON[details.reason](details.message, details)
     return _BY_CODE.get(details.code.name, InternalError)(details.message, details)
-
-
-def error_from(call: FailedCall) -> VirialError:
-    """The exception for a failed call."""
-    return error_for(details_from(call))

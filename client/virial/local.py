@@ -74,10 +74,9 @@ class LocalCluster:
     starter is dead when the thread that started them ends.
     """
 
-    def __init__(self, directory: Path, *, nodes: int, session_fence_after: str = "") -> None:
+    def __init__(self, directory: Path, *, nodes: int) -> None:
         self.directory = directory.resolve()
         self.nodes = nodes
-        self._session_fence_after = session_fence_after
         self.controller = Part("controld", self.directory / "controld", [])
         self.parts: dict[str, Part] = {}
         self.address = ""

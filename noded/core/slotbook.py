@@ -45,11 +45,8 @@ from noded.core.slottable import SLOTS_MAX, SlotTable
 from virialpb.ids import CheckpointId, SlotId, Token
 from virialpb.reasons import ExitReason, PrepareFailure, StopReason
 
-REMEMBERED_MAX: Final = 4096
-"""Released slots and newest tokens kept, so that a late Prepare revives nothing."""
 KILL_SLACK_NS: Final = 500 * NS_PER_MS
 """The guardian, then the slot's launcher, kill at the deadline; this agent is the third and leaves them this long."""
-GONE_MAX: Final = 1000
 RELEASE_RETRY_NS: Final = 200 * NS_PER_MS
 RELEASE_RETRY_NS_MAX: Final = 10_000 * NS_PER_MS
 RUNTIMES: Final = ("", "process")

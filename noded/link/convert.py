@@ -24,7 +24,6 @@ BulkDown = node_pb2.BulkDown
 _SLOT: Final = re.compile(r"[a-z][a-z0-9-]{0,62}\.[0-9]{1,10}\.s?[0-9]{1,6}")
 _FILE: Final = re.compile(r"rank-[0-9]{5}\.shard")
 _ENV_NAME: Final = re.compile(r"[^=\0]+")
-GENERATION_MAX: Final = (1 << 32) - 1
 
 
 class BadOrder(ValueError):

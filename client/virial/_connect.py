@@ -25,13 +25,21 @@ class Tls:
     key_file: str = ""
 
     def credentials(self) -> grpc.ChannelCredentials:
-        """Raises OSError naming the file that cannot be read."""
+        """Raises OSError naming the file that cannot be read, InvalidRequestError naming one that is not PEM."""
         own = bool(self.certificate_file and self.key_file)
         return grpc.ssl_channel_credentials(
-            root_certificates=Path(self.ca_file).read_bytes(),
-            private_key=Path(self.key_file).read_bytes() if own else None,
-            certificate_chain=Path(self.certificate_file).read_bytes() if own else None,
+            root_certificates=_pem(self.ca_file, "CERTIFICATE"),
+            private_key=_pem(self.key_file, "PRIVATE KEY") if own else None,
+            certificate_chain=_pem(self.certificate_file, "CERTIFICATE") if own else None,
         )
+
+
+def _pem(path: str, what: str) -> bytes:
+    """gRPC would log its complaint about the content and then never connect."""
+    content = Path(path).read_bytes()
+    if f"{what}-----".encode("ascii") not in content:
+        raise InvalidRequestError(f"{path}: there is no {what} in PEM form in it")
+    return content
 
 
 def addresses_from(given: str | Sequence[str] | None) -> tuple[str, ...]:

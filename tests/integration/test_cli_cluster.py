@@ -208,7 +208,7 @@ def test_a_hold_keeps_work_away_until_it_is_released(up: Up) -> None:
 def test_a_spec_comes_from_standard_input_and_a_dry_run_submits_nothing(up: Up) -> None:
     text = Path(up.spec("stdin", "pass")).read_text()
     done = up.run("submit", "-", "--id", "from-stdin", "--dry-run", stdin=text)
-    assert (done.returncode, done.stdout) == (0, "-: valid; nothing was submitted\n")
+    assert (done.returncode, done.stdout) == (0, "standard input: valid; nothing was submitted\n")
     assert up.run("job", "from-stdin").returncode == 3
     assert up.run("submit", "-", "--id", "from-stdin", stdin=text).stdout == "from-stdin\n"
 

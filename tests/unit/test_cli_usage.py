@@ -39,6 +39,20 @@ def test_every_command_has_help_with_examples_that_parse(command: str) -> None:
     assert any(f"virial {command}" in example for example in examples)
 
 
+def run_virial(script: str) -> subprocess.CompletedProcess[str]:
+    """A shell line with `virial` as a user's shell would start it."""
+    virial = f"{sys.executable} -m virial.cli"
+    return subprocess.run(["sh", "-c", script.replace("virial", virial)], capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.parametrize("command", ["virial --help", "virial version --address 127.0.0.1:9 --timeout 0.1"])
+def test_an_output_that_cannot_be_written_is_told_in_one_line(command: str) -> None:
+    full = run_virial(f"{command} >/dev/full")
+    assert (full.returncode, full.stderr) == (1, "virial: cannot write the output: No space left on device\n")
+    closed = run_virial(f"{command} >&-")
+    assert (closed.returncode, closed.stderr) == (0, "")
+
+
 def test_the_help_lists_every_command_and_the_exit_codes() -> None:
     code, out, _ = invoke("--help")
     assert code == 0

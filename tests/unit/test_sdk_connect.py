@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from virial import errors
-from virial._connect import addresses_from
+from virial._connect import Tls, addresses_from
 from virial._published import address_file, default_address, publish_address, withdraw_address
 from virial.errors import InvalidRequestError, VirialError, error_for
 from virialpb.errors import Violation, details_for
@@ -81,6 +81,14 @@ def test_an_address_of_another_user_is_not_used(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     assert address_file().parent != tmp_path
     assert default_address() is None
+
+
+def test_a_file_that_is_not_pem_is_named(tmp_path: Path) -> None:
+    (tmp_path / "ca.pem").write_text("no certificate")
+    with pytest.raises(InvalidRequestError, match=r"ca\.pem: there is no CERTIFICATE in PEM form in it"):
+        Tls(str(tmp_path / "ca.pem")).credentials()
+    with pytest.raises(FileNotFoundError, match=r"missing\.pem"):
+        Tls(str(tmp_path / "missing.pem")).credentials()
 
 
 @pytest.mark.parametrize("reason", Reason)

@@ -20,15 +20,18 @@ __all__ = ["app", "run"]
 
 def run(arguments: Sequence[str]) -> int:
     """The exit code of one command line. Only what was left in the buffers is still to be written then."""
+    code: int = ExitCode.OK
     try:
-        app(list(arguments), prog_name="virial")
-    except SystemExit as end:
-        code = end.code if isinstance(end.code, int) else ExitCode.OK if end.code is None else ExitCode.FAILED
-    else:
-        code = ExitCode.OK
-    try:
+        try:
+            app(list(arguments), prog_name="virial")
+        except SystemExit as end:
+            code = end.code if isinstance(end.code, int) else ExitCode.OK if end.code is None else ExitCode.FAILED
         sys.stdout.flush()
     except BrokenPipeError:
         silence()
         return ExitCode.PIPE_CLOSED
+    except OSError as error:
+        silence()
+        print(f"virial: cannot write the output: {error.strerror}", file=sys.stderr)
+        return code or ExitCode.FAILED
     return code

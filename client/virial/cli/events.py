@@ -6,15 +6,19 @@ from typing import Annotated
 
 import typer
 
-from virial.cli.frame import Session, command
+from virial.cli.frame import Session, bare, command
 
 
 @command("events", "virial events", "virial events -f --job train-7", "virial events --node node-3 -o json")
 def events(
     session: Session,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with each as it is committed.")] = False,
-    job: Annotated[str, typer.Option("--job", metavar="JOB", help="Only those about this job.")] = "",
-    node: Annotated[str, typer.Option("--node", metavar="NODE", help="Only those about this node.")] = "",
+    job: Annotated[
+        str, typer.Option("--job", metavar="JOB", help="Only those about this job.", callback=bare("jobs/"))
+    ] = "",
+    node: Annotated[
+        str, typer.Option("--node", metavar="NODE", help="Only those about this node.", callback=bare("nodes/"))
+    ] = "",
 ) -> None:
     """Show what happened, oldest first, and why."""
     from virial.cli.words import event_line

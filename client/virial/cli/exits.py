@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from enum import IntEnum
 from typing import Final
 
@@ -17,6 +18,9 @@ class ExitCode(IntEnum):
     # What a shell reports of a program whose reader went away (SIGPIPE).
     PIPE_CLOSED = 141
 
+
+# Only writing fails so, and the only file written without a name is where the output goes.
+_OUTPUT_ERRORS: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 EXIT_CODES_HELP: Final = """\b
 Exit codes:
@@ -51,6 +55,8 @@ def failure_of(error: BaseException) -> tuple[str, ExitCode] | None:
         return _message(error), _code(error)
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {error.strerror}", ExitCode.FAILED
+    if isinstance(error, OSError) and error.errno in _OUTPUT_ERRORS:
+        return f"cannot write the output: {error.strerror}", ExitCode.FAILED
     return None
 
 

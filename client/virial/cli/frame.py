@@ -157,13 +157,18 @@ def command(
             guard(lambda: cast("Callable[..., None]", run)(session, **arguments))
 
         # typer reads this; an annotation per option keeps --help and completion in step with what is parsed.
-        wrapper.__signature__ = inspect.Signature([*keyword, *shared, context])  # type: ignore[attr-defined]
+        wrapper.__signature__ = inspect.Signature([*keyword, *shared, context])  # type: ignore[attr-defined] - typer reads the signature
         wrapper.__annotations__ = {}
         text = "\n".join(["\b", "Examples:", *(f"  {example}" for example in examples)])
         app.command(name, epilog=text)(wrapper)
         return run
 
     return add
+
+
+def bare(prefix: str) -> Callable[[str], str]:
+    """Messages name things as `jobs/train-1`; a command takes that as well as `train-1`."""
+    return lambda text: text.removeprefix(prefix)
 
 
 def guard(run: Callable[[], None]) -> None:

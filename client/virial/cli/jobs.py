@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from virial.cli.frame import Session, command
+from virial.cli.frame import Session, bare, command
 from virial.cli.human import UNKNOWN, age, clean, cpu, moment, plural, size
 from virial.cli.printer import Printer, Table
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 # While a lease holds, its task is somewhere; before and after it there is none.
 _HOLDS = frozenset({"GRANTED", "ACTIVE", "REVOKING"})
 
-JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="The job's id.")]
+JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="The job's id.", callback=bare("jobs/"))]
 
 
 @command("jobs", "virial jobs", "virial jobs --state RUNNING --state PENDING", "virial jobs -o json")
@@ -162,7 +162,8 @@ def _explain(printer: Printer, found: Explanation) -> None:
     from virial.cli.words import relaxation_line, unfit_line
 
     if not found.reasons:
-        printer.line(f"{found.job} is {found.state}; nothing holds it back")
+        ended = {"SUCCEEDED": "it is done", "FAILED": f"`virial job {found.job}` shows its first error"}
+        printer.line(f"{found.job} is {found.state}; {ended.get(found.state, 'nothing holds it back')}")
         return
     looked = f"; {plural(found.nodes_considered, 'node')} considered" if found.nodes_considered else ""
     printer.line(f"{found.job} is {found.state}{looked}:")

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from virial.cli.frame import Session, command
+from virial.cli.jobs import JobArgument
 from virial.cli.printer import Output
 
 
@@ -19,7 +20,7 @@ from virial.cli.printer import Output
 )
 def logs(
     session: Session,
-    job: Annotated[str, typer.Argument(metavar="JOB", help="The job's id.")],
+    job: JobArgument,
     rank: Annotated[int, typer.Option("--rank", min=0, help="Which rank's.")] = 0,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the task ends.")] = False,
     generation: Annotated[

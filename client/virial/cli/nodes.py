@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from virial.cli.frame import Session, command
+from virial.cli.frame import Session, bare, command
 from virial.cli.human import UNKNOWN, cpu, duration, moment, named, plural, quantity, size
 from virial.cli.printer import Printer, Table
 
 if TYPE_CHECKING:
     from virial.models import Hold, Link, Node
 
-NodeArgument = Annotated[str, typer.Argument(metavar="NODE", help="The node's name.")]
+NodeArgument = Annotated[str, typer.Argument(metavar="NODE", help="The node's name.", callback=bare("nodes/"))]
 MS_NS = 1_000_000
 
 
@@ -93,10 +93,9 @@ def _show(printer: Printer, n: Node) -> None:
             ("labels", ", ".join(f"{k}={v}" for k, v in n.labels)),
             ("tasks", ", ".join(n.slots) or "none"),
             ("version", n.version or UNKNOWN),
+            *(("held", _hold(hold)) for hold in n.holds),
         ]
     )
-    for hold in n.holds:
-        printer.pairs([("held", _hold(hold))])
     tables = [
         Table(
             ("DEVICE", "KIND", "NAME", "CAPACITY"),

@@ -9,6 +9,7 @@ import typer
 
 from virial.cli.exits import CliError, ExitCode
 from virial.cli.frame import Session, command
+from virial.cli.jobs import JobArgument
 
 if TYPE_CHECKING:
     from virial.models import Job, JobSpec
@@ -48,7 +49,7 @@ def submit(
     with session.client() as client:
         job = client.submit_job(spec, job_id=job_id, validate_only=dry_run)
         if dry_run:
-            _show(session, job, f"{file}: valid; nothing was submitted")
+            _show(session, job, f"{'standard input' if file == '-' else file}: valid; nothing was submitted")
             return
         if not wait:
             _show(session, job, job.id)
@@ -59,7 +60,7 @@ def submit(
 @command("cancel", "virial cancel train-7", "virial cancel train-7 --wait")
 def cancel(
     session: Session,
-    job: Annotated[str, typer.Argument(metavar="JOB", help="The job's id.")],
+    job: JobArgument,
     wait: Annotated[bool, typer.Option("--wait", help="Stay until every rank is gone.")] = False,
 ) -> None:
     """Cancel a job.

@@ -32,6 +32,17 @@ class LogName(StrEnum):
     SESSION_REFUSED = "session.refused"
     SESSION_CLOSED = "session.closed"
     COMPACTION_FAILED = "compaction.failed"
+    STANDBY_LOADED = "standby.loaded"
+    STANDBY_DROPPED = "standby.dropped"
+    STANDBY_CUT = "standby.cut"
+    LEADER_SEEN = "leader.seen"
+    LEADER_SILENT = "leader.silent"
+    TAKEOVER_BEGAN = "takeover.began"
+    TAKEOVER_FAILED = "takeover.failed"
+    HANDOVER_BEGAN = "handover.began"
+    HANDOVER_REFUSED = "handover.refused"
+    HANDOVER_DONE = "handover.done"
+    LEADER_RESIGNED = "leader.resigned"
     TASK_BROKEN = "task.broken"
 
 

@@ -53,6 +53,13 @@ class LeaderSettings:
     events_max: int = 10_000
     ended_jobs_max: int = 1_000
 
+    # Of one replica of several: after its stream of commits broke; until its copy has its own takeover, else it loads;
+    # for a successor to take its place, each and all of them.
+    follow_retry_seconds: float = 0.05
+    reach_seconds: float = 1.0
+    hand_over_seconds: float = 1.0
+    hand_overs_seconds: float = 2.0
+
     cursor_window_seconds: float = 600.0
     compact_interval_seconds: float = 60.0
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_right
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
@@ -220,12 +221,13 @@ class MemoryStore:
     async def barrier(self, leadership: Leadership) -> None:
         await self._call(Operation.BARRIER, lambda: self.disk.prove(leadership))
 
-    async def watch(self, after_revision: int) -> AsyncIterator[Commit]:
-        async for item in self.follow(after_revision):
-            if isinstance(item, Commit):
-                yield item
+    async def watch(self, after_revision: int) -> AsyncGenerator[Commit]:
+        async with aclosing(self.follow(after_revision)) as items:
+            async for item in items:
+                if isinstance(item, Commit):
+                    yield item
 
-    async def follow(self, after_revision: int) -> AsyncIterator[Commit | LeaderSeen]:
+    async def follow(self, after_revision: int) -> AsyncGenerator[Commit | LeaderSeen]:
         self._require_open()
         disk, history, position = self.disk, self.disk.history, after_revision
         while True:

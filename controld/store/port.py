@@ -14,7 +14,7 @@ Rules every implementation keeps (the conformance suite runs on all of them):
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -226,9 +226,9 @@ class SharedStore(Store, Protocol):
         """
         ...
 
-    def follow(self, after_revision: int) -> AsyncIterator[Commit | LeaderSeen]:
-        """As `watch`, with every change of leadership after the revision. Raises CompactedError, or
-        OutcomeUnknownError when the store cannot be reached any more: go on after the last revision seen.
+    def follow(self, after_revision: int) -> AsyncGenerator[Commit | LeaderSeen]:
+        """As `watch`, with every change of leadership after the revision; to be closed. Raises CompactedError, or
+        another StoreError when the store cannot be reached any more: go on after the last revision seen.
         """
         ...
 

@@ -1,0 +1,163 @@
+"""The warm copy of a replica that does not lead: loaded once, then kept up by the store's own order of commits.
+
+It does not decide anything, and it never guesses: whatever does not fit (a revision that does not increase, history
+that is gone, a record that cannot be read) drops the whole copy, and it is loaded anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from contextlib import aclosing
+
+from controld.core import keys
+from controld.core.ids import NodeUid
+from controld.core.model import Event, Liveness, Node
+from controld.core.state import Change, State
+from controld.health.view import Sighting
+from controld.replica.clock import Clock
+from controld.replica.hub import CommittedBatch, WatchHub
+from controld.replica.observe import Log, LogName
+from controld.replica.settings import LeaderSettings
+from controld.replica.states import restore_in_slices
+from controld.store import codec
+from controld.store.port import (
+    Commit,
+    CompactedError,
+    Incumbent,
+    LeaderSeen,
+    RecordError,
+    SharedStore,
+    StoreError,
+)
+
+NODES = keys.node(NodeUid(""))
+
+
+class _Unfit(Exception):
+    """The copy is not what the store holds any more."""
+
+
+class Standby:
+    """`state` and `hub` are None until the copy is loaded. `sees`: it is loaded and goes along with the store.
+
+    `on_leader` is called with each change of leadership, in its place among the commits; `on_sees` when `sees` changes.
+    """
+
+    def __init__(
+        self,
+        *,
+        store: SharedStore,
+        clock: Clock,
+        settings: LeaderSettings,
+        log: Log,
+        on_leader: Callable[[Incumbent | None], None],
+        on_sees: Callable[[], None],
+    ) -> None:
+        self.state: State | None = None
+        self.hub: WatchHub | None = None
+        self.sees = False
+        self.incumbent: Incumbent | None = None
+        self._sighted: dict[NodeUid, Sighting] = {}
+        self._store = store
+        self._clock = clock
+        self._settings = settings
+        self._log = log
+        self._on_leader = on_leader
+        self._on_sees = on_sees
+        self._moved = asyncio.Event()
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            try:
+                state = self.state or await self._load()
+                self._set_sees(True)
+                async with aclosing(self._store.follow(state.revision)) as items:
+                    async for item in items:
+                        self._take(state, item)
+                why = "the stream ended"
+            except (CompactedError, RecordError, _Unfit) as error:
+                self._drop(error)
+                why = str(error)
+            except StoreError as error:
+                why = str(error)
+            if self.sees:
+                self._log(LogName.STANDBY_CUT, error=why)
+            self._set_sees(False)
+            await asyncio.sleep(self._settings.follow_retry_seconds)
+
+    async def reached(self, revision: int) -> State:
+        """The copy, once it has everything up to `revision`."""
+        while True:
+            if self.sees and self.state is not None and self.state.revision >= revision:
+                return self.state
+            self._moved.clear()
+            await self._moved.wait()
+
+    def sighted(self) -> dict[NodeUid, Sighting]:
+        return dict(self._sighted)
+
+    async def _load(self) -> State:
+        loaded = await self._store.load()
+        state = await restore_in_slices(loaded)
+        now_ns = self._clock.boottime_ns()
+        # Whatever was seen before the copy was dropped may have been undone meanwhile.
+        self._sighted = {}
+        self._sight(state.nodes.values(), now_ns)
+        settings = self._settings
+        self.hub = WatchHub(
+            state.history, state.revision, commits_max=settings.watch_commits_max, bytes_max=settings.watch_bytes_max
+        )
+        self.state = state
+        self._log(LogName.STANDBY_LOADED, revision=state.revision, records=len(loaded.records))
+        self._see(loaded.incumbent)
+        return state
+
+    def _take(self, state: State, item: Commit | LeaderSeen) -> None:
+        if item.revision <= state.revision:
+            raise _Unfit(f"revision {item.revision} after {state.revision}")
+        if isinstance(item, LeaderSeen):
+            state.apply((), item.revision)
+            self._see(item.incumbent)
+        else:
+            changes = tuple(
+                Change(c.key, None if c.value is None else codec.decode(c.key, c.value)) for c in item.changes
+            )
+            state.apply(changes, item.revision)
+            self._sight((c.record for c in changes if isinstance(c.record, Node)), self._clock.boottime_ns())
+            for change in changes:
+                if change.record is None and change.key.startswith(NODES):
+                    self._sighted.pop(NodeUid(change.key.removeprefix(NODES)), None)
+            events = tuple(c.record for c in changes if isinstance(c.record, Event))
+            assert self.hub is not None
+            size_bytes = sum(len(c.key) + len(c.value or b"") for c in item.changes)
+            self.hub.publish(CommittedBatch(item.revision, changes, events), size_bytes)
+        self._moved.set()
+
+    def _sight(self, nodes: Iterable[Node], now_ns: int) -> None:
+        for node in nodes:
+            known = self._sighted.get(node.uid)
+            same = known is not None and known.incarnation == node.incarnation
+            since_ns = known.since_ns if same and known is not None else now_ns
+            suspect_ns = None
+            if node.liveness is Liveness.SUSPECT:
+                former_ns = known.suspect_since_ns if same and known is not None else None
+                suspect_ns = now_ns if former_ns is None else former_ns
+            self._sighted[node.uid] = Sighting(node.incarnation, since_ns, suspect_ns)
+
+    def _see(self, incumbent: Incumbent | None) -> None:
+        self.incumbent = incumbent
+        self._on_leader(incumbent)
+
+    def _set_sees(self, sees: bool) -> None:
+        if sees is not self.sees:
+            self.sees = sees
+            self._moved.set()
+            self._on_sees()
+
+    def _drop(self, error: Exception) -> None:
+        self._log(LogName.STANDBY_DROPPED, error=str(error))
+        if self.hub is not None:
+            self.hub.close(CompactedError(0 if self.state is None else self.state.revision))
+        self.state, self.hub = None, None

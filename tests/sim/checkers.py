@@ -49,6 +49,7 @@ CHECKERS = (
     "stale_commit",
     "stale_order",
     "books",
+    "copy",
     "unexpected",
 )
 _WRITING = (Phase.GO, Phase.ACTIVE)
@@ -158,6 +159,10 @@ class Checkers:
                 self.accuse("lease", f"the lease of {member.slot} is {how} while it runs on {running[0].host}")
 
     def _judge_start(self, new: Generation) -> None:
+        for node in (self.state.nodes[uid] for uid in {member.node: None for member in new.members}):
+            # A hold with an end depends on whose wall clock is asked.
+            if node.draining or any(not h.expire_time_unix_ns and not h.device_key for h in node.holds):
+                self.accuse("invariant", f"{new.job} starts on {node.name}, which is held back from new work")
         table = self.state.checkpoints.get(new.job, {}).values()
         committed = [c for c in table if c.state is CheckpointState.COMMITTED]
         if new.restored_checkpoint is None:
@@ -256,6 +261,14 @@ class Checkers:
                 self.accuse("explained", f"{job_id} is {job.state} and nobody can say why")
 
     # -- the end
+
+    def copied(self, leader: Leader) -> None:
+        """What the leader believes to be committed is what the store holds, unless an answer is on its way."""
+        if leader.state.revision != self.state.revision:
+            return
+        for table in ("cluster", "nodes", "jobs", "generations", "checkpoints", "requests", "events", "created"):
+            if getattr(leader.state, table) != getattr(self.state, table):
+                self.accuse("copy", f"the leader's {table} are not the store's")
 
     def quiet(self, feasible: Callable[[Job], bool]) -> None:
         """Everything has healed and had its time."""

@@ -191,6 +191,9 @@ class World:
                 await admin.ask(CancelJob(admin.next_id(), job.id))
         await asyncio.sleep(max(SETTLE_S, self.shape.length_s - self.loop.time()))
         self.checkers.books()
+        for controller in self.controllers:
+            if controller.leading and controller.leader is not None:
+                self.checkers.copied(controller.leader)
 
     def _ask_why(self) -> None:
         for controller in self.controllers:

@@ -72,6 +72,8 @@ class Agent:
     orders: list[Order] = field(default_factory=list[Order])
     seq: int = 0
     cut: bool = False
+    # It is heard and hears nothing.
+    deaf: bool = False
     fail_prepare: PrepareFailure | None = None
 
     def obey(self, order: Order) -> None:
@@ -174,7 +176,7 @@ class World:
             self.do(command)
         for order in decisions.orders:
             agent = next(a for a in self.agents.values() if a.incarnation.node_uid == order.node)
-            if not agent.cut:
+            if not agent.cut and not agent.deaf:
                 agent.obey(order.order)
         planned = plan(snapshot(self.state, self.view, self.now), decisions.pending)
         for grant in planned.grants:

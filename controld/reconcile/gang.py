@@ -73,6 +73,8 @@ def _member(p: Pass, job: Job, generation: Generation, member: Member, token: To
         if status.state is SlotState.PREPARE_FAILED and generation.phase is Phase.PREPARING:
             _prepare_failed(p, job, generation, member, status)
         exit_ = status.exit
+        if exit_ is not None and exit_.reason is ExitReason.LEASE_EXPIRED and generation.phase.under_way:
+            _leave_out(p, job, member)  # it beats, so it is there; but it did not hear that its beats were acknowledged
         if exit_ is None and member.rank is not None and generation.phase.under_way:
             exit_ = TaskExit(ExitReason.START_FAILED, stderr_tail=status.failure_detail)
         p.commands.append(
@@ -171,12 +173,17 @@ def _restore(p: Pass, generation: Generation, member: Member) -> Restore | None:
     )
 
 
-def _prepare_failed(p: Pass, job: Job, generation: Generation, member: Member, status: SlotStatus) -> None:
-    failure = status.failure
+def _leave_out(p: Pass, job: Job, member: Member) -> None:
+    """Leave the node out of the job's next plans for a while."""
     refusals = p.view.refusals.setdefault((job.id, member.node), Refusals())
     refusals.count += 1
     back_off_ns = min(p.limits.refusal_back_off_ns << min(refusals.count - 1, 16), p.limits.refusal_back_off_max_ns)
     refusals.until_ns = p.now.boottime_ns + back_off_ns
+
+
+def _prepare_failed(p: Pass, job: Job, generation: Generation, member: Member, status: SlotStatus) -> None:
+    failure = status.failure
+    _leave_out(p, job, member)
     if (
         failure is not None
         and failure in BAD_SHARD
@@ -227,6 +234,8 @@ def _stop_if_lost(p: Pass, job: Job, generation: Generation, statuses: dict[Slot
     if found is None:
         return False
     reason, member, detail = found
+    if reason is StopReason.PREPARE_DEADLINE:
+        _leave_out(p, job, member)
     error = TaskError(generation.number, member.rank or 0, member.node, reason, detail)
     p.commands.append(StopGeneration(job.id, generation.number, reason, error, highest_step(generation, statuses)))
     return True
@@ -251,6 +260,15 @@ def _lost_member(p: Pass, job: Job, generation: Generation) -> tuple[StopReason,
     return None
 
 
+def _unheard(p: Pass, job: Job, generation: Generation, member: Member) -> bool:
+    """The node's beats come, and nothing in them says that a PREPARE arrived or why it is waited with."""
+    session = p.view.sessions.get(member.node)
+    if session is None or not session.connected or session.incarnation != member.incarnation:
+        return False
+    former = any(s.token.job == job.id and s.token.generation < generation.number for s in session.slots.values())
+    return not former and member.slot not in session.slots
+
+
 def _deadline_passed(
     p: Pass, job: Job, generation: Generation, statuses: dict[SlotId, SlotStatus | None]
 ) -> tuple[StopReason, Member, str] | None:
@@ -262,6 +280,10 @@ def _deadline_passed(
             status = statuses[member.slot]
             if status is None or status.state is not SlotState.READY:
                 return StopReason.PREPARE_DEADLINE, member, status.failure_detail if status is not None else ""
+    if generation.phase is Phase.PREPARING and elapsed_ns > p.limits.unheard_ns:
+        for member in generation.ranks:
+            if _unheard(p, job, generation, member):
+                return StopReason.PREPARE_DEADLINE, member, "unheard"
     start_timeout_ns = job.spec.start_timeout_ns
     if start_timeout_ns and generation.phase in (Phase.GO, Phase.ACTIVE):
         since_go_ns = p.view.first_seen(p.now.boottime_ns, "went", job.id, str(generation.number))

@@ -15,6 +15,8 @@ class Limits:
     # A node that this leader has never heard: agents need this long to find a new leader.
     reconnect_ns: int = 10 * SECOND_NS
     prepare_timeout_ns: int = 60 * SECOND_NS
+    # The node beats, but not one beat knows the slot: it does not hear its orders. Another may be free.
+    unheard_ns: int = 10 * SECOND_NS
     resend_ns: int = SECOND_NS
     # A node that could not get a job ready is left out of that job's plans: first so long, then doubled.
     refusal_back_off_ns: int = 5 * SECOND_NS

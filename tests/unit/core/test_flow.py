@@ -196,6 +196,30 @@ def test_a_node_that_can_not_prepare_backs_off_and_the_gang_goes_elsewhere() -> 
     assert "n0" not in rank_nodes(world, job)
 
 
+def test_a_node_that_does_not_hear_its_orders_is_given_up_after_seconds() -> None:
+    world = World(4)
+    world.agents["n0"].deaf = True
+    job = world.submit(spec(3))
+    world.run(15)
+    assert world.job(job).state is JobState.RUNNING
+    assert "n0" not in rank_nodes(world, job)
+
+
+def test_a_node_whose_lease_ran_out_while_it_was_heard_is_left_out_of_the_next_plan() -> None:
+    """Its beats come through and the acknowledgements do not: an order would not either."""
+    world = World(4)
+    job = world.submit(spec(3))
+    started(world, job)
+    name = rank_nodes(world, job)[0]
+    deaf = world.agents[name]
+    deaf.deaf = True
+    for slot in tuple(deaf.slots):
+        deaf.exit(slot, TaskExit(ExitReason.LEASE_EXPIRED))
+    world.run(5)
+    assert world.job(job).state is JobState.RUNNING
+    assert name not in rank_nodes(world, job)
+
+
 def test_corrupt_shard_falls_back_to_the_older_checkpoint() -> None:
     world = World(4)
     job = world.submit(spec(3, 1))

@@ -192,14 +192,14 @@ def _fence_after(value_ns: int, limits: SpecLimits) -> Violations:
         minimum_ms = -(-limits.fence_after_min_ns // MS_NS)
         yield FieldViolation(
             "fence_after_ms",
-            f"{value_ns // MS_NS} is too short: tasks would be stopped whenever the controller restarts; "
-            f"the least here is {minimum_ms}",
+            f"{value_ns // MS_NS} ms is too short: tasks would be stopped whenever the controller restarts; "
+            f"the least here is {minimum_ms} ms",
         )
     elif value_ns > limits.fence_after_max_ns:
         yield FieldViolation(
             "fence_after_ms",
-            f"{value_ns // MS_NS} is too long: a lost node's devices would stay locked for it; "
-            f"the most is {limits.fence_after_max_ns // MS_NS}",
+            f"{value_ns // MS_NS} ms is too long: a lost node's devices would stay locked for it; "
+            f"the most is {limits.fence_after_max_ns // MS_NS} ms",
         )
 
 

@@ -25,6 +25,8 @@ class SessionView:
     beat_seq: int = 0
     slots: dict[SlotId, SlotStatus] = field(default_factory=dict[SlotId, SlotStatus])
     readings: tuple[Sample, ...] = ()
+    # A beat brings readings only after a sweep: their ages are of that beat.
+    readings_ns: int = 0
     reported: bool = False
     guardian_ok: bool = True
     arrivals: Arrivals = field(default_factory=Arrivals)
@@ -87,6 +89,7 @@ class View:
         session.slots = {s.slot: s for s in beat.slots}
         if beat.readings:
             session.readings = beat.readings
+            session.readings_ns = now_ns
         session.guardian_ok = beat.guardian_ok
 
     def disconnected(self, uid: NodeUid) -> None:

@@ -58,7 +58,9 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
         name = node_from_name(request.name)
         owner = _owner(request.owner)
         if owner == DRAIN_OWNER:
-            raise invalid_field("owner", "'drain' is what DrainNode uses; call DrainNode, or choose another owner")
+            raise invalid_field(
+                "owner", "'drain' stands for drains; drain the node (DrainNode), or choose another owner"
+            )
         reason = _reason(request.reason)
         if request.expire_after_ms > HOLD_MS_MAX:
             raise invalid_field(

@@ -33,6 +33,10 @@ def find(job: Job, state: State, rank: int, number: int) -> tuple[Generation, Me
     else:
         ran = [table[known] for known in sorted(table) if _ran(table[known])]
         if not ran:
+            if job.state.ended:
+                raise not_found(
+                    f"a log of {subject}", f"no task of it ever ran; it is {job.state.value}", "read the job's events"
+                )
             raise not_found(
                 f"a log of {subject}", f"no task of it has run yet; it is {job.state.value}", "retry once it runs"
             )

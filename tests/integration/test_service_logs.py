@@ -138,6 +138,8 @@ async def test_a_job_that_has_not_run_says_so(served: Served) -> None:
     details = await failure(read(served))
     assert details.reason is Reason.NOT_FOUND
     assert "no task of it has run yet; it is PENDING" in details.message
+    await served.jobs.CancelJob(job_pb2.CancelJobRequest(name="jobs/a"))
+    assert "no task of it ever ran; it is CANCELLED" in (await failure(read(served))).message
 
 
 async def test_a_generation_that_never_was(served: Served, agent: FakeAgent) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import replace
 
 from controld.core import keys
 from controld.core.commands import Now
@@ -61,7 +62,10 @@ def node_to_proto(
     if not brief:
         message.inventory.CopyFrom(inventory_to_proto(node.inventory))
         if session is not None:
-            message.readings.extend(sample_to_proto(sample) for sample in session.readings)
+            since_ms = max(0, now.boottime_ns - session.readings_ns) // MS_NS
+            message.readings.extend(
+                sample_to_proto(replace(sample, age_ms=sample.age_ms + since_ms)) for sample in session.readings
+            )
     return message
 
 

@@ -74,13 +74,15 @@ def release(state: State, command: ReleaseMember, now: Now) -> Outcome:
     released = replace(member, lease=LeaseState.RELEASED, exit=command.exit)
     generation = draft.change_member(generation, released)
     draft.tell(_exited(generation, released, node_name))
-    if member.rank is None or generation.phase in (Phase.STOPPING, Phase.ENDED):
+    if member.rank is None or generation.phase is Phase.ENDED:
         return draft.done()
-    if released.done:
-        # All ranks done wins over a failure that is reported at the same time.
-        if all(m.done for m in generation.ranks):
-            draft.put(replace(generation, phase=Phase.ENDED, stop_reason=StopReason.FINISHED))
-            end_job(draft, job, JobState.SUCCEEDED, now)
+    # All ranks done wins over a failure noticed at the same time, such as the silence of a node whose rank had ended. A
+    # rank that was stopped says STOPPED, so none of these was cut short.
+    if all(m.done for m in generation.ranks) and job.state is not JobState.CANCELLING:
+        draft.put(replace(generation, phase=Phase.ENDED, stop_reason=StopReason.FINISHED))
+        end_job(draft, job, JobState.SUCCEEDED, now)
+        return draft.done()
+    if released.done or generation.phase is Phase.STOPPING:
         return draft.done()
     error = TaskError(
         generation=generation.number,

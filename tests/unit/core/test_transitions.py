@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from controld.core import keys
 from controld.core.agent import SlotState, Stop
 from controld.core.commands import (
@@ -16,9 +18,10 @@ from controld.core.commands import (
     PrepareShard,
     Prune,
     ReleaseMember,
+    StopGeneration,
 )
 from controld.core.ids import CheckpointId, NodeUid
-from controld.core.model import Checkpoint, CheckpointState, Hold, JobState, Phase, Tier
+from controld.core.model import Checkpoint, CheckpointState, Hold, JobState, Phase, TaskExit, Tier
 from controld.core.outcome import Refused, Transition
 from controld.core.spec import SECOND_NS
 from controld.core.state import Change, State
@@ -31,7 +34,7 @@ from controld.reconcile.tick import tick
 from tests.support_core import World, spec
 from tests.support_rows import running
 from virialpb.ids import Epoch, Token
-from virialpb.reasons import Reason, Unfit
+from virialpb.reasons import ExitReason, Reason, StopReason, Unfit
 
 
 def test_no_go_for_a_gang_one_of_whose_leases_has_run_out() -> None:
@@ -87,6 +90,28 @@ def test_holds_that_ran_out_do_not_pile_up() -> None:
         world.reply(PlaceHold(f"r{number}", uid, Hold(f"owner-{number}", "test"), SECOND_NS))
         world.now_ns += 2 * SECOND_NS
     assert [hold.owner for hold in world.state.nodes[uid].holds] == ["owner-2"]
+
+
+@pytest.mark.parametrize(("last", "state"), [(ExitReason.EXITED, "SUCCEEDED"), (ExitReason.STOPPED, "RESTARTING")])
+def test_ranks_that_were_all_done_when_a_stop_came_have_succeeded(last: ExitReason, state: str) -> None:
+    world, job = running(2, 3)
+    generation = world.state.current(job)
+    assert generation is not None
+    world.do(StopGeneration(job, 1, StopReason.NODE_SUSPECT))
+    epoch = world.state.epoch_of(generation)
+    for member, reason in zip(generation.ranks, (ExitReason.EXITED, last), strict=True):
+        world.do(ReleaseMember(job, 1, epoch, member.slot, member.incarnation, TaskExit(reason)))
+    assert world.job(job).state == state
+
+
+def test_a_cancelled_job_is_cancelled_though_its_ranks_were_done() -> None:
+    world, job = running(1, 1)
+    (agent,) = world.agents.values()
+    (slot,) = agent.slots
+    agent.exit(slot, TaskExit(ExitReason.EXITED))
+    world.reply(CancelJob("c1", job))
+    world.run(3)
+    assert world.job(job).state is JobState.CANCELLED
 
 
 def test_a_prune_of_nothing_commits_nothing() -> None:

@@ -260,10 +260,12 @@ def _lost_member(p: Pass, job: Job, generation: Generation) -> tuple[StopReason,
     return None
 
 
-def _unheard(p: Pass, job: Job, generation: Generation, member: Member) -> bool:
-    """The node's beats come, and nothing in them says that a PREPARE arrived or why it is waited with."""
+def _unheard(p: Pass, job: Job, generation: Generation, member: Member, deadline_ns: int) -> bool:
+    """A beat from after the deadline says nothing of a PREPARE, nor of a former rank that it has to wait for."""
     session = p.view.sessions.get(member.node)
     if session is None or not session.connected or session.incarnation != member.incarnation:
+        return False
+    if session.last_receipt_ns is None or session.last_receipt_ns <= deadline_ns:
         return False
     former = any(s.token.job == job.id and s.token.generation < generation.number for s in session.slots.values())
     return not former and member.slot not in session.slots
@@ -280,9 +282,9 @@ def _deadline_passed(
             status = statuses[member.slot]
             if status is None or status.state is not SlotState.READY:
                 return StopReason.PREPARE_DEADLINE, member, status.failure_detail if status is not None else ""
-    if generation.phase is Phase.PREPARING and elapsed_ns > p.limits.unheard_ns:
+    if generation.phase is Phase.PREPARING:
         for member in generation.ranks:
-            if _unheard(p, job, generation, member):
+            if _unheard(p, job, generation, member, since_ns + p.limits.unheard_ns):
                 return StopReason.PREPARE_DEADLINE, member, "unheard"
     start_timeout_ns = job.spec.start_timeout_ns
     if start_timeout_ns and generation.phase in (Phase.GO, Phase.ACTIVE):

@@ -11,8 +11,10 @@ from controld.core.commands import SubmitJob
 from controld.core.ids import JobId
 from controld.core.invariants import check
 from controld.core.model import Inventory
+from controld.core.spec import SECOND_NS
 from controld.matching.engine import plan
 from controld.matching.port import Grant, Pending, Plan, PlannerLostError, Snapshot
+from controld.reconcile.limits import Limits
 from controld.replica.observe import LogName
 from tests.support_core import incarnation, spec
 from tests.support_replica import Peer, Rig, hello, lead, quick, run
@@ -57,7 +59,8 @@ class Asked:
 
 
 async def rig_with(planner: Asked, nodes: int) -> tuple[Rig, list[Peer]]:
-    rig = await lead(planner=planner)
+    # These peers beat and obey nothing, for minutes: here that is no reason to plan anew.
+    rig = await lead(planner=planner, settings=quick(limits=Limits(unheard_ns=3_600 * SECOND_NS)))
     peers = [await Peer.connect(rig.leader, hello(incarnation(f"n{i}"), f"n{i}")) for i in range(nodes)]
     for peer in peers:
         await peer.session.report_inventory(Inventory())

@@ -6,13 +6,46 @@ import argparse
 import asyncio
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Final
 
 from controld.config import DEFAULT_FILE, Config, load_config
 from virialpb.layered import ConfigError, Loaded, describe, load
 
 CONFIG_VARIABLE = "VIRIAL_CONTROLD_CONFIG"
+# (metavar, what it is for) of each setting.
+HELP: Final[Mapping[str, tuple[str, str]]] = {
+    "data_dir": ("DIR", "the state; keep it on a disk that keeps what fsync promised"),
+    "listen": ("HOST:PORT", "for agents, commands and the SDK; port 0 takes a free one (see ports.json)"),
+    "metrics_listen": ("HOST:PORT", "Prometheus metrics; off for none"),
+    "insecure": ("true|false", "serve other machines without TLS, in a network you trust"),
+    "identity": ("NAME", "this controller's name in `virial status` [default: the host name]"),
+    "store.kind": ("KIND", "sqlite, etcd, or memory (forgets everything at the end)"),
+    "store.size_max": ("SIZE", "refuse new work rather than grow beyond it"),
+    "store.member_dir": ("DIR", "of the etcd member beside this controller (`controld member`)"),
+    "store.endpoints": ("ENDPOINT,...", "an etcd by themselves: https://HOST:PORT or unix:/PATH"),
+    "store.prefix": ("PREFIX", "keeps several clusters apart in one etcd"),
+    "store.open_timeout": ("DURATION", "how long a start waits for a member with a majority"),
+    "store.ca": ("FILE", "PEM of the authority that signed etcd's certificate"),
+    "store.certificate": ("FILE", "PEM of the certificate shown to etcd"),
+    "store.key": ("FILE", "PEM of its key"),
+    "tls.certificate": ("FILE", "PEM of the certificate shown to agents and clients"),
+    "tls.key": ("FILE", "PEM of its key"),
+    "tls.client_ca": ("FILE", "PEM of the authority that must have signed theirs"),
+    "lease.renew_interval": ("DURATION", "how often agents beat"),
+    "lease.grace": ("DURATION", "waited after a lease's end before its devices are granted again"),
+    "lease.fence_after": ("DURATION", "a task unheard of for so long is stopped, where its job names no other time"),
+    "lease.recovery": ("DURATION", "how long agents may be without a controller when it restarts"),
+    "loop.prepare_timeout": ("DURATION", "for a rank to get ready"),
+    "loop.reconnect": ("DURATION", "for agents to find a new leader before they are suspect"),
+    "loop.plan_deadline": ("DURATION", "for one plan of the planner"),
+    "keep.requests": ("DURATION", "how long a retried request is answered as the first time"),
+    "keep.events": ("COUNT", "how many events are kept"),
+    "keep.ended_jobs": ("COUNT", "how many ended jobs are kept"),
+    "log.level": ("LEVEL", "debug, info, warning, error"),
+    "log.format": ("FORMAT", "auto (console on a terminal, else json), json, console"),
+}
 EXIT_CONFIG = 2
 
 
@@ -81,10 +114,12 @@ def _parser() -> argparse.ArgumentParser:
     group = parser.add_argument_group("settings")
     for name, default in _settings().items():
         flag = "--" + name.replace(".", "-").replace("_", "-")
+        metavar, what = HELP[name]
+        text = f"{what} [default: {default}]" if default else what
         if default in ("true", "false"):
-            group.add_argument(flag, dest=_destination(name), nargs="?", const="true", metavar="BOOL")
+            group.add_argument(flag, dest=_destination(name), nargs="?", const="true", metavar=metavar, help=text)
         else:
-            group.add_argument(flag, dest=_destination(name), metavar="VALUE", help=f"default: {default or 'none'}")
+            group.add_argument(flag, dest=_destination(name), metavar=metavar, help=text)
     return parser
 
 

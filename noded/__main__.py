@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import os
 import sys
@@ -10,36 +9,15 @@ from pathlib import Path
 from typing import Final
 
 from noded.app import CannotStart, Options, run
-from noded.config import PREFIX, NodedConfig, load_config
+from noded.config import NodedConfig, load_config
 from noded.files import DataDirProblem
+from noded.flags import parser
 from noded.logs import setup_log
 from virialpb.layered import ConfigError, describe, settings
 
 CONFIG_BYTES_MAX: Final = 1 << 20
 BAD_CONFIG: Final = 2
 FAILED: Final = 1
-
-
-def parser() -> argparse.ArgumentParser:
-    found = argparse.ArgumentParser(
-        prog="noded",
-        description="Node agent: reports what a node has, runs the tasks it is given a lease for.",
-        epilog=f"Every setting may also stand in the --config file or in the environment, as {PREFIX}__NAME.",
-        allow_abbrev=False,
-    )
-    found.add_argument("--config", metavar="FILE", type=Path, help="TOML file with settings")
-    found.add_argument("--check-config", action="store_true", help="check the settings and exit")
-    found.add_argument("--print-config", action="store_true", help="print each setting, and where it came from")
-    found.add_argument(
-        "--kill-tasks-on-exit", action="store_true", help="on SIGTERM stop the tasks and their guardian too"
-    )
-    group = found.add_argument_group("settings")
-    for setting in settings(NodedConfig):
-        if setting.switch:
-            group.add_argument(setting.flag, dest=setting.name, nargs="?", const="true", metavar="true|false")
-        else:
-            group.add_argument(setting.flag, dest=setting.name, metavar="VALUE")
-    return found
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -275,7 +275,7 @@ class ShardPart:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """`directory` is absolute for the shared tier and empty for the local one (each node has its own)."""
+    """`directory` is absolute for the shared tier and relative to each node's own for the local one."""
 
     job: JobId
     id: CheckpointId

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from controld.core.agent import Order, OrderTo
 from controld.core.commands import Command, Now
-from controld.core.ids import NodeUid
+from controld.core.ids import JobId, NodeUid
 from controld.core.state import State
 from controld.health.view import View
 from controld.matching.port import Pending
@@ -23,6 +23,8 @@ class Decisions:
     newer_seen: bool = False
     # BOOTTIME at which silence alone will next mean something: a pass then sees it without delay.
     look_again_ns: int | None = None
+    # (job, error) of jobs that a rule could not deal with: a defect, which must not stop the others.
+    broken: tuple[tuple[JobId, str], ...] = ()
 
 
 @dataclass(slots=True)
@@ -39,6 +41,7 @@ class Pass:
     pending: list[Pending] = field(default_factory=list[Pending])
     newer_seen: bool = False
     look_again_ns: int | None = None
+    broken: list[tuple[JobId, str]] = field(default_factory=list[tuple[JobId, str]])
 
     def order(self, node: NodeUid, about: str, order: Order) -> None:
         """Give an order, unless the same kind about the same thing was given within `resend_ns`.
@@ -57,5 +60,10 @@ class Pass:
 
     def decisions(self) -> Decisions:
         return Decisions(
-            tuple(self.commands), tuple(self.orders), tuple(self.pending), self.newer_seen, self.look_again_ns
+            tuple(self.commands),
+            tuple(self.orders),
+            tuple(self.pending),
+            self.newer_seen,
+            self.look_again_ns,
+            tuple(self.broken),
         )

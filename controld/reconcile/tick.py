@@ -27,8 +27,11 @@ def tick(state: State, view: View, now: Now, leader_epoch: Epoch, limits: Limits
     p.commands += liveness.commands
     p.look_again_ns = liveness.look_again_ns
     for job in sorted(state.jobs.values(), key=lambda j: j.number):
-        _job(p, job)
-        _checkpoints(p, job)
+        try:
+            _job(p, job)
+            _checkpoints(p, job)
+        except Exception as error:  # noqa: BLE001 - one job that a rule trips over must not stop all the others
+            p.broken.append((job.id, repr(error)))
     for uid in sorted(view.sessions):
         _stale_slots(p, uid)
     _forget_finished(p)

@@ -82,6 +82,8 @@ class Ticker:
             office.log(LogName.TICK_BROKEN, error=repr(error))
             return office.settings.tick_interval_seconds
         self._look_again_ns = decisions.look_again_ns
+        for job, error in decisions.broken:
+            office.log(LogName.TICK_BROKEN, job=job, error=error)
         for command in decisions.commands:
             self._submit(command, at)
         self._prune(at)

@@ -101,7 +101,7 @@ class AgentCore:
         self.leader = LeaderEpoch(leader_epoch)
         self.lease = LeaseClock()
         self.slots = SlotBook(self.lease, self.counters, node_name=facts.name, local_tier=local_tier)
-        self._ledger = CallLedger(self.counters, self.slots.local_directory)
+        self._ledger = CallLedger(self.counters, self.slots.place)
         self._beats = BeatClock()
         self._cluster_uid = cluster_uid
         self._incarnation: Incarnation | None = None
@@ -272,8 +272,8 @@ class AgentCore:
             case TaskReply():
                 return self._ledger.replied(order, self.slots.get(order.slot))
             case DropCheckpoint():
-                own = self.slots.local_directory(order.job, order.checkpoint)
-                return [DropFiles(order.job, order.checkpoint, order.directory or own)]
+                place = self.slots.place(order.directory, order.job, order.checkpoint)
+                return [DropFiles(order.job, order.checkpoint, place)]
             case SessionRefused():
                 self.counters["session_refused"] += 1
                 return []  # never a reason to stop anything: a stop is an order of its own

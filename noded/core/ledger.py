@@ -23,7 +23,6 @@ from noded.core.messages import (
     CheckpointWaitCall,
     TaskCall,
     TaskReply,
-    Tier,
 )
 from noded.core.slots import Slot
 from virialpb.ids import CheckpointId, SlotId, valid_id
@@ -51,11 +50,11 @@ class _Pending:
 
 
 class CallLedger:
-    """`local_directory(job, checkpoint)` names this node's own directory of a checkpoint."""
+    """`place(directory, job, checkpoint)` says where a checkpoint lies on this node."""
 
-    def __init__(self, counters: Counter[str], local_directory: Callable[[str, CheckpointId], str]) -> None:
+    def __init__(self, counters: Counter[str], place: Callable[[str, str, CheckpointId], str]) -> None:
         self._counters = counters
-        self._local_directory = local_directory
+        self._place = place
         self._pending: dict[int, _Pending] = {}
 
     def called(
@@ -87,8 +86,7 @@ class CallLedger:
             return []
         if slot is not None and isinstance(pending.call.call, CheckpointBeginCall) and reply.error is None:
             checkpoint = CheckpointId(reply.checkpoint)
-            own = reply.tier == Tier.LOCAL or not reply.directory
-            pending.directory = self._local_directory(slot.token.job, checkpoint) if own else reply.directory
+            pending.directory = self._place(reply.directory, slot.token.job, checkpoint)
             pending.answer = reply
             return [MakeDirectory(reply.call_id, pending.directory, slot.record.user, slot.record.group)]
         del self._pending[reply.call_id]

@@ -63,8 +63,13 @@ class SlotBook(SlotTable):
         self.devices: dict[str, Device] | None = None
         """None until the inventory was read once: nothing is prepared before that (nomad#9473)."""
 
-    def local_directory(self, job: str, checkpoint: CheckpointId) -> str:
-        return f"{self._local_tier}/{job}/{checkpoint}"
+    def place(self, directory: str, job: str, checkpoint: CheckpointId) -> str:
+        """Where a checkpoint lies: as named when absolute, else in this node's own tier, never outside it."""
+        if directory.startswith("/"):
+            return directory
+        parts = directory.split("/")
+        inside = directory if directory and not {"", ".", ".."} & set(parts) else f"{job}/{checkpoint}"
+        return f"{self._local_tier}/{inside}"
 
     # -- orders
 
@@ -139,9 +144,7 @@ class SlotBook(SlotTable):
             return []  # running already, or not ready yet: the controller sees which, and says Go again
         slot.phase, slot.may_live = Phase.STARTING, True
         restore = slot.record.restore
-        directory = (
-            "" if restore is None else restore.directory or self.local_directory(slot.token.job, restore.checkpoint)
-        )
+        directory = "" if restore is None else self.place(restore.directory, slot.token.job, restore.checkpoint)
         devices = self.devices.values()
         env = rank_environment(slot.record, order, devices, node_name=self._node_name, checkpoint_directory=directory)
         return [GuardianStart(slot.id, slot.token, env)]
@@ -204,7 +207,7 @@ class SlotBook(SlotTable):
         if order.restore is None or order.rank is None:
             return self._reserve(slot, order, deadline_ns)
         slot.phase = Phase.VERIFYING
-        directory = order.restore.directory or self.local_directory(slot.token.job, order.restore.checkpoint)
+        directory = self.place(order.restore.directory, slot.token.job, order.restore.checkpoint)
         return [VerifyShard(slot.id, slot.token, order.rank, directory, order.restore)]
 
     def _reserve(self, slot: Slot, order: Prepare, deadline_ns: int) -> list[Instruction]:

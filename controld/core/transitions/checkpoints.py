@@ -23,6 +23,9 @@ from controld.core.spec import Durability
 from controld.core.state import State
 from virialpb.reasons import Reason
 
+# Saves overlap when one is slow; a rank that begins ever new ones and ends none must not fill the store.
+OPEN_MAX = 8
+
 
 def _alive(state: State, command: BeginCheckpoint | PrepareShard) -> tuple[Job, Generation] | Refused:
     """The job and its current generation, when `command` has that generation's token and its rank may still write."""
@@ -52,21 +55,18 @@ def begin(state: State, command: BeginCheckpoint, now: Now) -> Outcome:
     if isinstance(found, Refused):
         return found
     job, generation = found
-    same_step = [
-        c
-        for c in state.checkpoints.get(job.id, {}).values()
-        if c.generation == generation.number
-        and c.step == command.step
-        and c.state in (CheckpointState.BEGUN, CheckpointState.COMMITTED)
-    ]
-    if same_step:
-        return Transition(reply=_reply(same_step[0]))
+    own = [c for c in state.checkpoints.get(job.id, {}).values() if c.generation == generation.number]
+    for checkpoint in own:
+        if checkpoint.step == command.step and checkpoint.state in (CheckpointState.BEGUN, CheckpointState.COMMITTED):
+            return Transition(reply=_reply(checkpoint))
+    if sum(c.state is CheckpointState.BEGUN for c in own) >= OPEN_MAX:
+        return Refused(Reason.OVERLOADED, f"jobs/{job.id}", detail=f"{OPEN_MAX} checkpoints are open")
     draft = Draft(state)
     number = job.checkpoint_counter + 1
     id_ = CheckpointId(f"c{number:06d}-s{command.step}")
     shared = job.spec.checkpoint.durability is Durability.SHARED_DIRECTORY
     # The cluster's uid and the job's number keep two clusters, or two jobs of one name, out of one directory.
-    directory = f"{job.spec.checkpoint.directory}/{draft.cluster().uid}/{job.id}.{job.number}/{id_}" if shared else ""
+    place = f"{draft.cluster().uid}/{job.id}.{job.number}/{id_}"
     checkpoint = Checkpoint(
         job=job.id,
         id=id_,
@@ -74,7 +74,7 @@ def begin(state: State, command: BeginCheckpoint, now: Now) -> Outcome:
         step=command.step,
         world_size=len(generation.ranks),
         tier=Tier.SHARED if shared else Tier.LOCAL,
-        directory=directory,
+        directory=f"{job.spec.checkpoint.directory}/{place}" if shared else place,
         begin_time_unix_ns=now.unix_ns,
     )
     draft.put(replace(job, checkpoint_counter=number))

@@ -78,6 +78,8 @@ def start(state: State, command: StartGeneration, now: Now) -> Outcome:
             m.incarnation != node.incarnation for m in mine
         ):
             return Refused(Reason.STALE, f"nodes/{node.name}", detail="held or another incarnation")
+        if job.spec.fencing == "strong" and node.fencing == "weak":
+            return Refused(Reason.STALE, f"nodes/{node.name}", detail="fencing")
         lacking = fits(node, tuple(held.get(node_uid, ())), mine, now.unix_ns)
         if lacking:
             return Refused(Reason.STALE, f"nodes/{node.name}", detail=lacking)
@@ -143,6 +145,13 @@ def _shape_wrong(job: Job, number: int, members: tuple[Member, ...]) -> str:
         return "spread"
     if any(m.lease is not LeaseState.GRANTED or m.exit is not None for m in members):
         return "leases"
+    need = job.spec.resources
+    shares = sum(d.count * d.share_thousandths for d in need.devices)
+    for member in members:
+        if (member.cpu_millis, member.memory_bytes) != (need.cpu_millis, need.memory_bytes):
+            return "resources"
+        if sum(d.share_thousandths for d in member.devices) != shares:
+            return "devices"
     return ""
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import replace
+from dataclasses import MISSING, fields, is_dataclass, replace
+from typing import cast
 
 from controld.core.commands import CancelJob, DrainNode, Now, PlaceHold, ReleaseHold, SubmitJob
 from controld.core.draft import Draft
@@ -17,7 +18,22 @@ FromOutside = SubmitJob | CancelJob | PlaceHold | ReleaseHold | DrainNode
 
 def fingerprint(command: FromOutside) -> str:
     """Hex sha256 of everything but the request id: tells a retry from another call under the same key."""
-    return hashlib.sha256(repr(replace(command, request_id="")).encode()).hexdigest()
+    return hashlib.sha256(_canonical(replace(command, request_id="")).encode()).hexdigest()
+
+
+def _canonical(value: object) -> str:
+    """Text of a value without fields that have their default, so that a field added later changes no fingerprint."""
+    if isinstance(value, tuple):
+        return f"({','.join(_canonical(item) for item in cast('tuple[object, ...]', value))})"
+    if not is_dataclass(value) or isinstance(value, type):
+        return repr(value)
+    told = [
+        f"{f.name}={_canonical(content)}"
+        for f in fields(value)
+        if (content := getattr(value, f.name))
+        != (f.default_factory() if f.default_factory is not MISSING else f.default)
+    ]
+    return f"{type(value).__name__}({','.join(told)})"
 
 
 def replay(state: State, command: FromOutside) -> Transition | Refused | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -18,20 +18,36 @@ from controld.core.commands import (
     PrepareShard,
     Prune,
     ReleaseMember,
+    StartGeneration,
     StopGeneration,
 )
-from controld.core.ids import CheckpointId, NodeUid
-from controld.core.model import Checkpoint, CheckpointState, Hold, JobState, Phase, TaskExit, Tier
+from controld.core.ids import CheckpointId, NodeUid, slot_id
+from controld.core.model import (
+    Checkpoint,
+    CheckpointState,
+    DeviceGrant,
+    Generation,
+    Hold,
+    Job,
+    JobState,
+    Member,
+    Phase,
+    TaskExit,
+    Tier,
+)
 from controld.core.outcome import Refused, Transition
 from controld.core.spec import SECOND_NS
 from controld.core.state import Change, State
-from controld.core.transitions import decide
+from controld.core.transitions import decide, requests
+from controld.core.transitions.checkpoints import OPEN_MAX
 from controld.core.transitions.prune import DELETES_MAX
 from controld.matching.engine import plan
+from controld.reconcile import pending
+from controld.reconcile.decisions import Pass
 from controld.reconcile.grants import command_for_grant
 from controld.reconcile.snapshot import snapshot
 from controld.reconcile.tick import tick
-from tests.support_core import World, spec
+from tests.support_core import GIB, World, spec
 from tests.support_rows import running
 from virialpb.ids import Epoch, Token
 from virialpb.reasons import ExitReason, Reason, StopReason, Unfit
@@ -157,3 +173,65 @@ def test_devices_are_not_free_while_a_slot_of_the_same_name_runs_under_another_t
 
 def test_phases_under_way() -> None:
     assert [phase for phase in Phase if phase.under_way] == [Phase.PREPARING, Phase.GO, Phase.ACTIVE]
+
+
+def test_a_field_that_is_added_later_changes_no_fingerprint() -> None:
+    @dataclass(frozen=True)
+    class Spec:
+        name: str
+
+    @dataclass(frozen=True)
+    class Later:
+        name: str
+        added: int = 7
+
+    @dataclass(frozen=True)
+    class Command:
+        request_id: str
+        spec: Spec | Later
+
+    Later.__name__ = "Spec"
+    old = requests.fingerprint(Command("r", Spec("a")))  # pyright: ignore[reportArgumentType]
+    assert requests.fingerprint(Command("q", Later("a"))) == old  # pyright: ignore[reportArgumentType]
+    assert requests.fingerprint(Command("q", Later("a", 8))) != old  # pyright: ignore[reportArgumentType]
+    assert requests.fingerprint(Command("q", Spec("b"))) != old  # pyright: ignore[reportArgumentType]
+
+
+def test_a_rank_that_begins_ever_new_checkpoints_is_refused() -> None:
+    world, job = running()
+    generation = world.state.current(job)
+    assert generation is not None
+    epoch = world.state.epoch_of(generation)
+    outcomes = [world.do(BeginCheckpoint(job, 1, epoch, 0, step)) for step in range(OPEN_MAX + 1)]
+    assert [isinstance(o, Refused) for o in outcomes] == [False] * OPEN_MAX + [True]
+    # What is open goes on: another rank joins one of them.
+    assert world.reply(BeginCheckpoint(job, 1, epoch, 1, 0)).state == "BEGUN"
+
+
+def test_a_grant_of_other_resources_than_were_asked_for_is_refused() -> None:
+    world = World(3)
+    job = world.submit(spec(1))
+    node = world.state.nodes[world.agents["n0"].incarnation.node_uid]
+    for cpu_millis, devices in ((400, ()), (500, (DeviceGrant("gpu0"),))):
+        member = Member(slot_id(job, 1, 0), 0, node.uid, node.incarnation, cpu_millis, GIB, devices)
+        outcome = world.do(StartGeneration(job, 1, (member,)))
+        assert isinstance(outcome, Refused)
+        assert outcome.reason is Reason.INVARIANT_BROKEN
+
+
+def test_one_job_that_a_rule_trips_over_does_not_stop_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(4)
+    first = world.submit(spec(1), "r1")
+    second = world.submit(spec(1), "r2")
+    real = pending.propose
+
+    def trip(p: Pass, job: Job, last: Generation | None) -> None:
+        if job.id == first:
+            raise ValueError("a defect")
+        real(p, job, last)
+
+    monkeypatch.setattr(pending, "propose", trip)
+    world.run(4)
+    assert world.job(second).state is JobState.RUNNING
+    decisions = tick(world.state, world.view, world.now, Epoch(1, 1), world.limits)
+    assert decisions.broken == ((first, "ValueError('a defect')"),)

@@ -114,7 +114,7 @@ def _parser() -> argparse.ArgumentParser:
     group = parser.add_argument_group("settings")
     for name, default in _settings().items():
         flag = "--" + name.replace(".", "-").replace("_", "-")
-        metavar, what = HELP[name]
+        metavar, what = HELP.get(name, ("VALUE", ""))
         text = f"{what} [default: {default}]" if default else what
         if default in ("true", "false"):
             group.add_argument(flag, dest=_destination(name), nargs="?", const="true", metavar=metavar, help=text)

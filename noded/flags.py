@@ -68,7 +68,7 @@ def parser() -> argparse.ArgumentParser:
     built_in = load(NodedConfig, toml_text=None, toml_name="", environ={}, prefix="", flags={})
     defaults = {name: value for name, value, _ in describe(built_in)}
     for setting in settings(NodedConfig):
-        metavar, what, otherwise = HELP[setting.name]
+        metavar, what, otherwise = HELP.get(setting.name, ("VALUE", "", ""))
         text = f"{what} [default: {otherwise or defaults[setting.name]}]"
         if setting.switch:
             group.add_argument(setting.flag, dest=setting.name, nargs="?", const="true", metavar=metavar, help=text)

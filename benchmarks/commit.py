@@ -1,9 +1,13 @@
-"""What a store alone can commit: clients with one command in flight each, all that wait going into one transaction.
+"""What a controller commits: commands with real transitions, from the leader's queue to the store and back.
 
-    python -m benchmarks.commit --store sqlite --inflight 256 --seconds 5 --json
+    python -m benchmarks.commit --store etcd --inflight 256 --seconds 5 --json
 
-A command puts one record of --record-bytes under one of --keys keys. Without --directory the data lies in a temporary
-folder, which may be on another disk than a real data directory would be.
+A command places a hold on a node, or releases it: its transition is decided, and node, request, event and counter are
+written in the one transaction of all commands that waited. With etcd, three members run on this machine, and the same
+client puts records of --record-bytes into them, one a call, in the same run (`raw_etcd_puts_s`): what the group commit
+is worth is their `ratio`. `one_*` are the figures with a single command in flight. `rpc_ops_s` is the same through
+gRPC: a controld process on the same kind of store, jobs submitted and cancelled by this one. Without --directory the
+data lies in a temporary folder, which may be on another disk than a real data directory would be.
 """
 
 from __future__ import annotations
@@ -11,110 +15,126 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import statistics
+import random
 import tempfile
-import time
-from itertools import count
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
-from controld.store.memory import MemoryStore
-from controld.store.port import Store, StoredChange
-from controld.store.sqlite import SqliteStore
+from benchmarks.backends import Backend, backend
+from benchmarks.clients import Figures, drive
+from benchmarks.controller import rpc_figures
+from controld.clock import SystemClock
+from controld.core.commands import AdmitNode, PlaceHold, ReleaseHold
+from controld.core.ids import Incarnation, NodeUid
+from controld.core.model import Hold
+from controld.matching.engine import plan
+from controld.replica.leader import Leader
+from controld.replica.planner import InlinePlanner
+from controld.replica.settings import LeaderSettings
 
-OPERATIONS_MAX = 512  # of one transaction, as the leader's writer has it
-WARM_UP_S = 0.5
-
-Waiting = tuple[StoredChange, asyncio.Future[None]]
+NODES = 64
 
 
-async def measure(
-    store: Store, *, inflight: int, seconds: float, record_bytes: int, keys: int
-) -> dict[str, float | int]:
+@dataclass
+class Holds:
+    """Every client holds and releases one node in turn. `run` makes the request ids of several runs differ."""
+
+    leader: Leader
+    run: int = 0
+
+    async def admit(self) -> None:
+        for number in range(NODES):
+            incarnation = Incarnation(NodeUid(f"node-{number}"), "boot", "guardian")
+            await self.leader.submit(AdmitNode(incarnation, f"n{number}", "127.0.0.1", "pidns", 64_000, 64 << 30))
+
+    async def call(self, client: int, turn: int) -> None:
+        request, node, owner = f"{self.run}.{client}.{turn}", NodeUid(f"node-{client % NODES}"), f"client-{client}"
+        if turn % 2 == 0:
+            await self.leader.submit(PlaceHold(request, node, Hold(owner=owner, reason="benchmark")))
+        else:
+            await self.leader.submit(ReleaseHold(request, node, owner))
+
+
+@asynccontextmanager
+async def leading(made: Backend) -> AsyncGenerator[Holds]:
+    store = made.store()
     await store.open()
-    leader = await store.campaign("benchmark")
-    queue: asyncio.Queue[Waiting] = asyncio.Queue()
-    latencies_s: list[float] = []
-    batches = 0
-    loop = asyncio.get_running_loop()
-    begin = loop.time() + WARM_UP_S
-    end = begin + seconds
+    leader = Leader(
+        store=store,
+        clock=SystemClock(),
+        rng=random.Random(1),
+        planner=InlinePlanner(plan),
+        settings=LeaderSettings(),
+        identity="benchmark",
+    )
+    await leader.start()
+    holds = Holds(leader)
+    await holds.admit()
+    try:
+        yield holds
+    finally:
+        await leader.stop()
+        await store.close()
 
-    async def client(number: int) -> None:
-        value = bytes(record_bytes)
-        for turn in count():
-            sent = loop.time()
-            if sent >= end:
-                return
-            done: asyncio.Future[None] = loop.create_future()
-            queue.put_nowait((StoredChange(f"k/{(number + turn * inflight) % keys:07d}", value), done))
-            await done
-            if sent >= begin:
-                latencies_s.append(loop.time() - sent)
 
-    async def writer() -> None:
-        nonlocal batches
-        for seq in count(1):
-            batch: dict[str, StoredChange] = {}
-            futures: list[asyncio.Future[None]] = []
-            change, done = await queue.get()
-            while True:
-                batch[change.key] = change
-                futures.append(done)
-                if queue.empty() or len(batch) == OPERATIONS_MAX:
-                    break
-                change, done = queue.get_nowait()
-            await store.commit(leader, seq, list(batch.values()))
-            batches += loop.time() >= begin
-            for done in futures:
-                done.set_result(None)
-
-    writing = asyncio.ensure_future(writer())
-    await asyncio.gather(*(client(number) for number in range(inflight)))
-    writing.cancel()
-    loading = time.perf_counter()
-    records = len((await store.load()).records)
-    loading = time.perf_counter() - loading
-    size_bytes = (await store.status()).size_bytes
-    await store.close()
-    cuts = statistics.quantiles(latencies_s, n=100)
+async def measure(made: Backend, options: argparse.Namespace) -> dict[str, object]:
+    async with leading(made) as holds:
+        ours = await drive(holds.call, inflight=options.inflight, seconds=options.seconds)
+        holds.run = 1
+        one = await drive(holds.call, inflight=1, seconds=min(2.0, options.seconds))
+    raw = raw_one = None
+    if (put := made.raw(options.record_bytes)) is not None:
+        async with put as call:
+            raw = await drive(call, inflight=options.inflight, seconds=options.seconds)
+            raw_one = await drive(call, inflight=1, seconds=min(2.0, options.seconds))
+    rpc = await rpc_figures(made, inflight=options.inflight, seconds=options.seconds) if options.rpc else None
     return {
-        "commands_per_second": round(len(latencies_s) / seconds),
-        "commits_per_second": round(batches / seconds),
-        "latency_p50_ms": round(cuts[49] * 1e3, 3),
-        "latency_p99_ms": round(cuts[98] * 1e3, 3),
-        "load_records": records,
-        "load_ms": round(loading * 1e3, 1),
-        "size_bytes": size_bytes,
+        "store": options.store,
+        "inflight": options.inflight,
+        "one_p50_ms": round(one.p50_ms, 3),
+        "raw_one_p50_ms": None if raw_one is None else round(raw_one.p50_ms, 3),
+        "one_ratio": None if raw_one is None else round(one.p50_ms / raw_one.p50_ms, 2),
+        "cpu_us": round(ours.cpu_us, 1),
+        "raw_cpu_us": None if raw is None else round(raw.cpu_us, 1),
+        "raw_p50_ms": None if raw is None else round(raw.p50_ms, 3),
+        "ours_ops_s": round(ours.ops_s),
+        "raw_etcd_puts_s": None if raw is None else round(raw.ops_s),
+        "ratio": None if raw is None else ratio(ours, raw),
+        "rpc_ops_s": None if rpc is None else round(rpc.ops_s),
+        "p50_ms": round(ours.p50_ms, 3),
+        "p99_ms": round(ours.p99_ms, 3),
     }
 
 
+def ratio(ours: Figures, raw: Figures) -> float | None:
+    return round(ours.ops_s / raw.ops_s, 2) if raw.ops_s else None
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.commit", description="Measure what a store can commit.")
-    parser.add_argument("--store", choices=["sqlite", "memory"], default="sqlite")
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.commit", description="Measure what is committed.")
+    parser.add_argument("--store", choices=["sqlite", "etcd", "memory"], default="sqlite")
     parser.add_argument("--inflight", type=int, default=256, help="commands waiting at any time")
-    parser.add_argument("--seconds", type=float, default=5.0)
-    parser.add_argument("--record-bytes", type=int, default=500)
-    parser.add_argument("--keys", type=int, default=100_000)
+    parser.add_argument("--seconds", type=float, default=5.0, help="of each measurement")
+    parser.add_argument("--record-bytes", type=int, default=500, help="of a raw put")
+    parser.add_argument("--members", type=int, choices=(1, 3, 5), default=3, help="of etcd")
+    parser.add_argument("--no-rpc", dest="rpc", action="store_false", help="leave out the controld process")
     parser.add_argument("--directory", type=Path, help="an empty folder on the disk to be measured")
     parser.add_argument("--json", action="store_true", help="one line of JSON")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory(dir=options.directory) as folder:
-        store = SqliteStore(Path(folder) / "data") if options.store == "sqlite" else MemoryStore()
-        figures = asyncio.run(
-            measure(
-                store,
-                inflight=options.inflight,
-                seconds=options.seconds,
-                record_bytes=options.record_bytes,
-                keys=options.keys,
-            )
-        )
-    result = {"store": options.store, "inflight": options.inflight, **figures}
+    result = asyncio.run(run(options))
     if options.json:
         print(json.dumps(result))
     else:
         for name, value in result.items():
-            print(f"{name:<22}{value:>14}")
+            print(f"{name:<18}{value!s:>14}")
+
+
+async def run(options: argparse.Namespace) -> dict[str, object]:
+    with tempfile.TemporaryDirectory(prefix="vb-", dir=options.directory) as folder:
+        async with backend(options.store, Path(folder), options.members) as made:
+            return await measure(made, options)
 
 
 if __name__ == "__main__":

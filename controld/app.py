@@ -16,19 +16,27 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+import grpc
+
 from controld.clock import SystemClock
 from controld.config import Config, StoreKind, is_loopback
+from controld.core.state import State
 from controld.core.validate import SpecLimits
-from controld.matching.port import PlannerPort
+from controld.matching.port import PlannerLostError, PlannerPort, Snapshot
 from controld.reconcile.limits import Limits
+from controld.replica.election import Timings
+from controld.replica.elector import Place
+from controld.replica.errors import NotLeaderError
 from controld.replica.leader import Leader
 from controld.replica.planner import ProcessPlanner
+from controld.replica.replica import Replica
 from controld.replica.settings import LeaderSettings
 from controld.service.address import AddressError, check_address
-from controld.service.backend import Backend
+from controld.service.backend import Backend, LeaderPort
 from controld.service.event_log import write_events
 from controld.service.metrics import Metrics
 from controld.service.metrics_http import MetricsServer
+from controld.service.peers import GrpcPeers
 from controld.service.server import METHODS, ApiServer, Tls
 from controld.service.telemetry import LogName, StructLog
 from controld.store.etcd import EtcdStore
@@ -37,6 +45,7 @@ from controld.store.etcd_endpoint import parse_endpoint
 from controld.store.etcd_session import EtcdTimes
 from controld.store.memory import MemoryStore
 from controld.store.port import (
+    SharedStore,
     Store,
     StoreCorruptError,
     StoreError,
@@ -73,23 +82,54 @@ class Ports:
     metrics_address: str
 
 
-class App:
-    """One life of a controller. `planner` replaces the process that plans, for tests."""
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """What a leader is made of, alone or in turn with others."""
 
-    def __init__(self, config: Config, *, log: StructLog, planner: PlannerPort | None = None) -> None:
+    clock: SystemClock
+    rng: random.SystemRandom
+    planner: PlannerPort
+    settings: LeaderSettings
+    identity: str
+    metrics: Metrics
+
+
+class App:
+    """One life of a controller, alone or one of several. For tests `planner` replaces the process that plans, and
+    `store` (not opened) the one that the settings name."""
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        log: StructLog,
+        planner: PlannerPort | None = None,
+        store: SharedStore | None = None,
+    ) -> None:
         self._config = config
         self.started = asyncio.Event()
         self._log = log
         self._planner = planner
+        self._store = store
         self._stack = AsyncExitStack()
         self._leader: Leader | None = None
+        self._replica: Replica | None = None
         self._server: ApiServer | None = None
+        self._events: asyncio.Task[None] | None = None
 
     @property
     def leader(self) -> Leader:
+        """Of a controller that is alone."""
         if self._leader is None:
-            raise RuntimeError("the controller has not started")
+            raise RuntimeError("the controller has not started, or is one of several")
         return self._leader
+
+    @property
+    def replica(self) -> Replica:
+        """Of a controller that is one of several."""
+        if self._replica is None:
+            raise RuntimeError("the controller has not started, or is alone")
+        return self._replica
 
     async def start(self) -> Ports:
         """Raises StartError; then nothing is left running."""
@@ -107,47 +147,42 @@ class App:
         forget_ports(Path(config.data_dir))
         # Before it leads: a start that is bound to fail shall not depose anyone.
         check_addresses(config)
-        rng = random.SystemRandom()
-        clock = SystemClock()
         metrics = Metrics(METHODS)
-        identity = config.identity or socket.gethostname()
         planner = self._planner
         if planner is None:
             planner = ProcessPlanner(plan_deadline_seconds=config.loop.plan_deadline_ns / NS_PER_SECOND)
         self._stack.push_async_callback(planner.close)
         try:
-            leader = Leader(
-                store=store,
-                clock=clock,
-                rng=rng,
-                planner=planner,
-                settings=within(leader_settings(config), await store.status()),
-                identity=identity,
-                log=self._log,
-                observer=metrics,
-            )
-            await leader.start()
+            settings = within(leader_settings(config), await store.status())
+            identity = config.identity or socket.gethostname()
+            parts = _Parts(SystemClock(), random.SystemRandom(), planner, settings, identity, metrics)
+            leader: LeaderPort
+            if config.peers:
+                leader = self._replica = self._one_of_several(store, parts)
+            else:
+                leader = await self._alone(store, parts)
         except StoreError as error:
             raise StartError(str(error), _status_of(error)) from error
-        self._leader = leader
         self._stack.push_async_callback(self._stop_leading)
-        metrics.count_state(lambda: leader.state, lambda: leader.view)
+        metrics.count_state(lambda: _state_of(leader), lambda: leader.view)
         backend = Backend(
             leader=leader,
-            clock=clock,
-            limits=SpecLimits(fence_after_min_ns=config.lease.fence_after_min_ns),
+            clock=parts.clock,
+            limits=SpecLimits(fence_after_min_ns=config.fence_after_min_ns),
             fence_after_default_ns=config.lease.fence_after_ns,
             store_kind=config.store.kind.value,
             identity=identity,
             version=version(),
+            replica=self._replica,
         )
-        events = asyncio.create_task(write_events(leader.hub, self._log), name="event log")
-        self._stack.callback(events.cancel)
-        server = ApiServer(backend, log=self._log, metrics=metrics, make_id=lambda: f"c-{rng.getrandbits(96):024x}")
+        make_id = lambda: f"c-{parts.rng.getrandbits(96):024x}"  # noqa: E731
+        server = ApiServer(backend, log=self._log, metrics=metrics, make_id=make_id)
         ports = await self._listen(server, MetricsServer(metrics.registry))
-        # What was loaded lives as long as the process: a full collection must not walk it again and stall the loop.
-        gc.collect()
-        gc.freeze()
+        if self._replica is not None:
+            await self._replica.start()
+            warming = asyncio.create_task(_warm_up(planner), name="planner warm-up")
+            self._stack.callback(warming.cancel)
+        keep_loaded()
         self._log(
             LogName.CONTROLD_STARTED,
             grpc_address=ports.grpc_address,
@@ -158,6 +193,58 @@ class App:
         )
         return ports
 
+    async def _alone(self, store: Store, parts: _Parts) -> Leader:
+        """Leads from now on, or the process ends. Raises StoreError."""
+        self._leader = Leader(
+            store=store,
+            clock=parts.clock,
+            rng=parts.rng,
+            planner=parts.planner,
+            settings=parts.settings,
+            identity=parts.identity,
+            log=self._log,
+            observer=parts.metrics,
+        )
+        await self._leader.start()
+        self._log_events(self._leader)
+        return self._leader
+
+    def _one_of_several(self, store: Store, parts: _Parts) -> Replica:
+        """Not started: it serves before it leads. Raises StartError."""
+        config = self._config
+        if not isinstance(store, EtcdStore | MemoryStore):
+            raise StartError("peers: several controllers need a store that they share: store.kind etcd", EXIT_CONFIG)
+        try:
+            peers = GrpcPeers(config.address, _peer_credentials(config))
+        except OSError as error:
+            raise StartError(f"cannot use the TLS files: {error}", EXIT_CONFIG) from error
+        self._stack.push_async_callback(peers.close)
+        election = config.election
+        return Replica(
+            place=Place(parts.identity, config.address, config.others),
+            store=store,
+            peers=peers,
+            clock=parts.clock,
+            rng=parts.rng,
+            planner=parts.planner,
+            settings=parts.settings,
+            timings=Timings(election.ping_interval_ns, election.takeover_ns, election.proof_max_ns),
+            log=self._log,
+            observer=parts.metrics,
+            on_lead=self._log_events,
+            on_loaded=keep_loaded,
+        )
+
+    def _log_events(self, leader: Leader) -> None:
+        """Those of a former leadership end with its hub."""
+        if self._events is None:
+            self._stack.callback(self._end_events)
+        self._events = asyncio.create_task(write_events(leader.hub, self._log), name="event log")
+
+    def _end_events(self) -> None:
+        if self._events is not None:
+            self._events.cancel()
+
     async def stop(self) -> None:
         """Take no new calls, finish the commit under way, answer the rest with "not leader", close the store."""
         self._log(LogName.CONTROLD_STOPPING)
@@ -165,13 +252,14 @@ class App:
         self._log(LogName.CONTROLD_STOPPED)
 
     async def run(self) -> int:
-        """Serve until a signal, or until the leadership is lost. The exit status. Raises StartError."""
+        """Serve until a signal, or until one that is alone loses the leadership. The exit status. Raises StartError."""
         stopping = asyncio.Event()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._signalled, stopping)
         await self.start()
-        waits = [asyncio.create_task(stopping.wait()), asyncio.create_task(self.leader.lost.wait())]
+        over = self.leader.lost if self._replica is None else self._replica.broken
+        waits = [asyncio.create_task(stopping.wait()), asyncio.create_task(over.wait())]
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         for wait in waits:
             wait.cancel()
@@ -186,14 +274,7 @@ class App:
 
     async def _open_store(self) -> Store:
         directory = Path(self._config.data_dir)
-        store: Store
-        match self._config.store.kind:
-            case StoreKind.SQLITE:
-                store = SqliteStore(directory, size_bytes_max=self._config.store.size_max_bytes)
-            case StoreKind.ETCD:
-                store = etcd_store(self._config)
-            case StoreKind.MEMORY:
-                store = MemoryStore()
+        store = self._store or make_store(self._config)
         try:
             make_directory(directory)
             await store.open()
@@ -242,8 +323,11 @@ class App:
         return _join(address[0], bound)
 
     async def _stop_leading(self) -> None:
-        """Both at once: streams end when the leader does, so that stopping takes no longer than the last commit."""
-        stops = [self.leader.stop()]
+        """Both at once: streams end when the leader does, so that stopping takes no longer than the last commit. One of
+        several serves until another leads, so that its callers are told where to go."""
+        if self._replica is not None:
+            await self._replica.stop()
+        stops = [] if self._leader is None else [self._leader.stop()]
         if self._server is not None:
             stops.append(self._server.stop(STOP_SECONDS))
         await asyncio.gather(*stops)
@@ -264,6 +348,37 @@ def leader_settings(config: Config) -> LeaderSettings:
         events_max=config.keep.events,
         ended_jobs_max=config.keep.ended_jobs,
     )
+
+
+def make_store(config: Config) -> Store:
+    """The one that the settings name, not opened."""
+    match config.store.kind:
+        case StoreKind.SQLITE:
+            return SqliteStore(Path(config.data_dir), size_bytes_max=config.store.size_max_bytes)
+        case StoreKind.ETCD:
+            return etcd_store(config)
+        case StoreKind.MEMORY:
+            return MemoryStore()
+
+
+def keep_loaded() -> None:
+    """What was loaded lives as long as the process: a full collection must not walk it again and stall the loop."""
+    gc.collect()
+    gc.freeze()
+
+
+async def _warm_up(planner: PlannerPort) -> None:
+    """A planner takes a while to start: it shall not be waited for after a takeover."""
+    with suppress(PlannerLostError):
+        await planner.plan(Snapshot(0, ()), ())
+
+
+def _state_of(leader: LeaderPort) -> State:
+    """For counting: empty while a follower has no copy."""
+    try:
+        return leader.state
+    except NotLeaderError:
+        return State()
 
 
 def etcd_store(config: Config) -> EtcdStore:
@@ -339,6 +454,18 @@ def _tls(config: Config) -> Tls | None:
         return None
     client_ca = Path(config.tls.client_ca) if config.tls.client_ca is not None else None
     return Tls(Path(config.tls.certificate), Path(config.tls.key), client_ca)
+
+
+def _peer_credentials(config: Config) -> grpc.ChannelCredentials | None:
+    """Controllers show each other the certificates that they serve with. Raises OSError."""
+    tls = _tls(config)
+    if tls is None or tls.client_ca is None:
+        return None
+    return grpc.ssl_channel_credentials(
+        root_certificates=tls.client_ca.read_bytes(),
+        private_key=tls.key.read_bytes(),
+        certificate_chain=tls.certificate.read_bytes(),
+    )
 
 
 def _port_error(error: OSError, flag: str) -> StartError:

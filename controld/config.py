@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Final
@@ -88,6 +88,18 @@ class LeaseConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class ElectionConfig:
+    """Of several controllers, as in docs/design: the leader pings its followers each `ping_interval`, but not when its
+    last proof of leadership is older than `proof_max`; after a silence of `takeover` another may take its place."""
+
+    ping_interval_ns: int = field(
+        default=SECOND_NS // 10, metadata={"unit": "duration_ns", "minimum": SECOND_NS // 100, "maximum": SECOND_NS}
+    )
+    takeover_ns: int = field(default=400_000_000, metadata={"unit": "duration_ns", "minimum": SECOND_NS // 20})
+    proof_max_ns: int = field(default=750_000_000, metadata={"unit": "duration_ns", "minimum": SECOND_NS // 2})
+
+
+@dataclass(frozen=True, slots=True)
 class LoopConfig:
     """`prepare_timeout`: for a rank to get ready. `reconnect`: for agents to find a new leader, else suspect."""
 
@@ -113,19 +125,44 @@ class LogConfig:
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """`listen` and `metrics_listen` are HOST:PORT; port 0 takes a free one, which `ports.json` in `data_dir` names."""
+    """`listen` and `metrics_listen` are HOST:PORT; port 0 takes a free one, which `ports.json` in `data_dir` names.
+
+    `peers`: the other controllers of this cluster, HOST:PORT; without any this one is alone. `advertise`: HOST:PORT by
+    which they, agents and clients reach this one (default: `listen`); `peers` may name it too.
+    """
 
     data_dir: str = "/var/lib/virial/controld"
     listen: str = "127.0.0.1:7700"
     metrics_listen: str = "127.0.0.1:7701"
     insecure: bool = False
     identity: str = ""
+    peers: tuple[str, ...] = ()
+    advertise: str = ""
     store: StoreConfig = field(default_factory=StoreConfig)
     tls: TlsConfig = field(default_factory=TlsConfig)
     lease: LeaseConfig = field(default_factory=LeaseConfig)
     loop: LoopConfig = field(default_factory=LoopConfig)
+    election: ElectionConfig = field(default_factory=ElectionConfig)
     keep: KeepConfig = field(default_factory=KeepConfig)
     log: LogConfig = field(default_factory=LogConfig)
+
+    @property
+    def address(self) -> str:
+        """Where others reach this controller."""
+        return self.advertise or self.listen
+
+    @property
+    def others(self) -> tuple[str, ...]:
+        """`peers` without this controller."""
+        return tuple(dict.fromkeys(peer for peer in self.peers if peer != self.address))
+
+    @property
+    def fence_after_min_ns(self) -> int:
+        """The least fence_after that outlives a restart and, with others, an election."""
+        if not self.peers:
+            return self.lease.fence_after_min_ns
+        election_ns = self.election.proof_max_ns + 2 * self.election.takeover_ns
+        return replace(self.lease, recovery_ns=max(self.lease.recovery_ns, election_ns)).fence_after_min_ns
 
     @property
     def grpc_address(self) -> tuple[str, int]:
@@ -153,7 +190,7 @@ def load_config(
 
 def validate(config: Config) -> list[tuple[str, str]]:
     """(setting, what is wrong and what to do) of every broken rule between settings."""
-    return [*_addresses(config), *_tls(config), *_store(config), *_lease(config.lease), *_loop(config)]
+    return [*_addresses(config), *_tls(config), *_store(config), *_lease(config), *_loop(config), *_peers(config)]
 
 
 def parse_address(text: str) -> tuple[str, int]:
@@ -252,8 +289,37 @@ def _store(config: Config) -> list[tuple[str, str]]:
     return found
 
 
-def _lease(lease: LeaseConfig) -> list[tuple[str, str]]:
-    minimum_ns = lease.fence_after_min_ns
+def _peers(config: Config) -> list[tuple[str, str]]:
+    if not config.peers:
+        return [("advertise", "is for one of several controllers; set peers too")] if config.advertise else []
+    found: list[tuple[str, str]] = []
+    for name, texts in (("peers", config.peers), ("advertise", (config.address,))):
+        for text in texts:
+            try:
+                host, port = parse_address(text)
+            except ValueError as error:
+                found.append((name, str(error)))
+                continue
+            if port == 0 or host in ("0.0.0.0", "::"):  # noqa: S104 - refused
+                found.append(
+                    (name, f"{text} is no address that others can reach; set {name} to HOST:PORT of this kind")
+                )
+    if not config.others:
+        found.append(("peers", "names no controller but this one; leave it out where there is one only"))
+    if config.store.kind is not StoreKind.ETCD:
+        found.append(("peers", f"several controllers need store.kind etcd, and it is {config.store.kind}"))
+    if config.tls.certificate is not None and config.tls.client_ca is None:
+        found.append(("tls.client_ca", "is what the peers' certificates are checked with; set it, or no tls at all"))
+    election = config.election
+    if election.takeover_ns < 3 * election.ping_interval_ns:
+        found.append(
+            ("election.takeover", "must be at least three election.ping_interval: one late ping is no silence")
+        )
+    return found
+
+
+def _lease(config: Config) -> list[tuple[str, str]]:
+    lease, minimum_ns = config.lease, config.fence_after_min_ns
     if lease.fence_after_ns >= minimum_ns:
         return []
     least = format_duration_ns(-(-minimum_ns // 1_000_000) * 1_000_000)

@@ -241,8 +241,8 @@ class Cluster:
     @staticmethod
     async def until(condition: Callable[[], T | None], within_s: float = 30.0) -> T:
         async with asyncio.timeout(within_s):
-            while not (found := condition()):
-                await asyncio.sleep(0.001)  # noqa: ASYNC110 - virtual time: this is how a test looks on
+            while not (found := condition()):  # noqa: ASYNC110 - virtual time: this is how a test looks on
+                await asyncio.sleep(0.001)
             return found
 
     def followers(self) -> list[Member]:

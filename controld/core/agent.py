@@ -131,7 +131,7 @@ class BeatAck:
 
 @dataclass(frozen=True, slots=True)
 class Restore:
-    """The shard rank `rank` starts from. `directory` empty: the node's own local tier."""
+    """The shard a rank starts from. `directory` is relative to the node's own for the local tier."""
 
     checkpoint: CheckpointId
     step: int
@@ -221,8 +221,11 @@ class CheckpointOutcome:
 
 @dataclass(frozen=True, slots=True)
 class SessionRefused:
+    """`leader`: HOST:PORT of the controller that leads, where it is another one and known."""
+
     reason: Reason
     message: str
+    leader: str = ""
 
 
 Order = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from controld.health.view import View
 from controld.replica.clock import Clock
@@ -28,6 +29,7 @@ class Following:
         settings: LeaderSettings,
         timings: Timings,
         log: Log,
+        on_loaded: Callable[[], None],
     ) -> None:
         self._store = store
         self._clock = clock
@@ -50,6 +52,7 @@ class Following:
             log=log,
             on_leader=self.elector.see,
             on_sees=self.elector.wake,
+            on_loaded=on_loaded,
         )
 
     async def run(self) -> Term | None:
@@ -65,6 +68,11 @@ class Following:
             return None
         finally:
             await crew.end()
+
+    def close(self, error: Exception) -> None:
+        """End every watch of the copy."""
+        if self.standby.hub is not None:
+            self.standby.hub.close(error)
 
     def _task_broken(self, name: str, error: BaseException, vital: bool) -> None:
         self._log(LogName.TASK_BROKEN, task=name, error=repr(error))

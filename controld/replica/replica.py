@@ -52,7 +52,8 @@ class _Leading:
 
 
 class Replica:
-    """`store`, `planner` and `peers` stay their owner's. `on_lead` is called with each leader as it begins."""
+    """`store`, `planner` and `peers` stay their owner's. `on_lead` is called with each leader as it begins,
+    `on_loaded` whenever a copy was loaded."""
 
     def __init__(
         self,
@@ -68,6 +69,7 @@ class Replica:
         log: Log = silent,
         observer: Observer = UNOBSERVED,
         on_lead: Callable[[Leader], None] = lambda _: None,
+        on_loaded: Callable[[], None] = lambda: None,
     ) -> None:
         self.place = place
         # Set when a part of it broke that it cannot do without.
@@ -82,6 +84,7 @@ class Replica:
         self._log = log
         self._observer = observer
         self._on_lead = on_lead
+        self._on_loaded = on_loaded
         self._following: Following | None = None
         self._leading: _Leading | None = None
         self._moved = asyncio.Event()
@@ -101,6 +104,8 @@ class Replica:
         if leading is not None and not leading.leader.lost.is_set() and not await self.hand_over():
             await handover.resign(leading.leader, leading.leadership, store=self._store, log=self._log)
         await self._work.end()
+        if self._following is not None:
+            self._following.close(self.refusal())
 
     async def _run(self) -> None:
         while True:
@@ -112,6 +117,7 @@ class Replica:
                 settings=self._settings,
                 timings=self._timings,
                 log=self._log,
+                on_loaded=self._on_loaded,
             )
             term = await self._following.run()
             if term is None:
@@ -246,11 +252,17 @@ class Replica:
         return "" if address == self.place.address else address
 
     @property
-    def leader_identity(self) -> str:
+    def leadership(self) -> Leadership | None:
+        """Of whoever leads, as far as this replica knows."""
         if self._leading is not None:
-            return self.place.identity
+            return self._leading.leadership
         incumbent = None if self._following is None else self._following.standby.incumbent
-        return "" if incumbent is None else incumbent.leadership.identity
+        return None if incumbent is None else incumbent.leadership
+
+    @property
+    def unheard(self) -> tuple[str, ...]:
+        """Of a leader: the others that do not listen to it, so that none of them would take its place at once."""
+        return tuple(address for address in self.place.others if address not in self._listeners)
 
     def refusal(self) -> NotLeaderError:
         """For whoever asked this replica for what only a leader may answer."""

@@ -41,7 +41,8 @@ class _Unfit(Exception):
 class Standby:
     """`state` and `hub` are None until the copy is loaded. `sees`: it is loaded and goes along with the store.
 
-    `on_leader` is called with each change of leadership, in its place among the commits; `on_sees` when `sees` changes.
+    `on_leader` is called with each change of leadership, in its place among the commits; `on_sees` when `sees` changes;
+    `on_loaded` after each load.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class Standby:
         log: Log,
         on_leader: Callable[[Incumbent | None], None],
         on_sees: Callable[[], None],
+        on_loaded: Callable[[], None],
     ) -> None:
         self.state: State | None = None
         self.hub: WatchHub | None = None
@@ -65,6 +67,7 @@ class Standby:
         self._log = log
         self._on_leader = on_leader
         self._on_sees = on_sees
+        self._on_loaded = on_loaded
         self._moved = asyncio.Event()
 
     async def run(self) -> None:
@@ -112,6 +115,7 @@ class Standby:
         self.state = state
         self._log(LogName.STANDBY_LOADED, revision=state.revision, records=len(loaded.records))
         self._see(loaded.incumbent)
+        self._on_loaded()
         return state
 
     def _take(self, state: State, item: Commit | LeaderSeen) -> None:

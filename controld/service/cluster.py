@@ -7,7 +7,7 @@ from contextlib import aclosing
 
 from controld.core import capacity, keys
 from controld.core.commands import DrainNode, PlaceHold, ReleaseHold
-from controld.core.ids import NodeUid, valid_id
+from controld.core.ids import NO_EPOCH, NodeUid, valid_id
 from controld.core.model import Event, Hold, Node
 from controld.core.transitions.nodes import DRAIN_OWNER
 from controld.service.backend import CAUSE_ID, Backend, Context
@@ -18,7 +18,7 @@ from controld.service.convert.pages import key_from, page, page_size_from, token
 from controld.service.convert.replies import cursor_from_proto, events_page, nodes_page, watched_event
 from controld.service.failures import invalid_field, not_found
 from controld.service.feeds import NodeFeed
-from controld.service.problems import problems
+from controld.service.problems import problems, problems_of_replicas
 from controld.service.watching import watch
 from controld.store.port import CompactedError
 from virialpb.v1 import cluster_pb2_grpc
@@ -92,12 +92,19 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
 
     async def GetStatus(self, request: m.GetStatusRequest, context: Context) -> m.ClusterStatus:  # noqa: N802
         await self._leader.barrier()
-        state, view = self._leader.state, self._leader.view
+        state, replica = self._leader.state, self._backend.replica
+        leader, epoch = self._backend.identity, self._leader.epoch
+        found = [] if replica is None else problems_of_replicas(replica)
+        if replica is None or replica.leads:
+            found += problems(state, self._leader.view)
+        else:
+            known = replica.leadership
+            leader, epoch = ("", NO_EPOCH) if known is None else (known.identity, known.epoch)
         return status_to_proto(
             state,
-            problems(state, view),
-            leader=self._backend.identity,
-            leader_epoch=self._leader.epoch,
+            found,
+            leader=leader,
+            leader_epoch=epoch,
             store_kind=self._backend.store_kind,
             version=self._backend.version,
         )

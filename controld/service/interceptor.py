@@ -16,6 +16,7 @@ import grpc.aio
 import structlog
 
 from controld.core.ids import valid_request_id
+from controld.replica.reading import STALE_READS
 from controld.service.backend import CAUSE_ID, Context
 from controld.service.failures import CallError, details_of
 from controld.service.metrics import Metrics
@@ -25,6 +26,16 @@ from virialpb.reasons import Reason
 
 OURS = "/virialpb.v1."
 CAUSE_HEADER = "virial-cause-id"
+# A read that may be answered by a follower, as of the revision that comes back with it.
+READ_HEADER = "virial-read"
+STALE = "stale"
+READ_REVISION_HEADER = "virial-read-revision"
+STALE_METHODS = frozenset(
+    {
+        *("GetJob", "ListJobs", "WatchJobs", "ExplainJob", "GetNode", "ListNodes", "WatchNodes"),
+        *("GetStatus", "ListEvents", "WatchEvents"),
+    }
+)
 # No call of ours takes seconds; a caller that sets no deadline must not wait for ever for a store that hangs.
 UNARY_SECONDS_MAX = 30.0
 UNARY_CALLS_MAX = 1_024
@@ -37,12 +48,20 @@ _Stream = Callable[[Any, Context], AsyncIterator[Any]]
 
 
 class CallInterceptor(grpc.aio.ServerInterceptor):
-    """`make_id` gives a cause_id to a call that brings none."""
+    """`make_id` gives a cause_id to a call that brings none; `revision`: (history, revision) of what is read."""
 
-    def __init__(self, *, log: StructLog, metrics: Metrics, make_id: Callable[[], str]) -> None:
+    def __init__(
+        self,
+        *,
+        log: StructLog,
+        metrics: Metrics,
+        make_id: Callable[[], str],
+        revision: Callable[[], tuple[int, int]],
+    ) -> None:
         self._log = log
         self._metrics = metrics
         self._make_id = make_id
+        self._revision = revision
         self._unary_open = 0
         self._streams_open = 0
 
@@ -55,27 +74,29 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         method = handler_call_details.method
         if handler is None or not method.startswith(OURS):
             return handler  # None is answered with UNIMPLEMENTED
-        given = dict(handler_call_details.invocation_metadata or ()).get(CAUSE_HEADER)
+        headers = dict(handler_call_details.invocation_metadata or ())
+        given = headers.get(CAUSE_HEADER)
+        stale = headers.get(READ_HEADER) == STALE and method.rpartition("/")[2] in STALE_METHODS
         cause_id = given if isinstance(given, str) and valid_request_id(given) else self._make_id()
         codec = {
             "request_deserializer": handler.request_deserializer,
             "response_serializer": handler.response_serializer,
         }
         if handler.unary_unary is not None:
-            unary = self._unary(cast("_Unary", handler.unary_unary), method, cause_id)
+            unary = self._unary(cast("_Unary", handler.unary_unary), method, cause_id, stale)
             return grpc.unary_unary_rpc_method_handler(cast("Any", unary), **codec)
         if handler.unary_stream is not None:
-            stream = self._stream(cast("_Stream", handler.unary_stream), method, cause_id)
+            stream = self._stream(cast("_Stream", handler.unary_stream), method, cause_id, stale)
             return grpc.unary_stream_rpc_method_handler(cast("Any", stream), **codec)
-        stream = self._stream(cast("_Stream", handler.stream_stream), method, cause_id)
+        stream = self._stream(cast("_Stream", handler.stream_stream), method, cause_id, stale)
         return grpc.stream_stream_rpc_method_handler(cast("Any", stream), **codec)
 
-    def _unary(self, behaviour: _Unary, method: str, cause_id: str) -> _Unary:
+    def _unary(self, behaviour: _Unary, method: str, cause_id: str, stale: bool) -> _Unary:
         name = method.rpartition("/")[2]
 
         async def call(request: Any, context: Context) -> Any:
             made = getattr(request, "request_id", "") or cause_id
-            self._enter(name, made if valid_request_id(made) else cause_id)
+            self._enter(name, made if valid_request_id(made) else cause_id, stale)
             began = time.monotonic()
             code = grpc.StatusCode.OK
             self._unary_open += 1
@@ -83,7 +104,11 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                 if self._unary_open > UNARY_CALLS_MAX:
                     raise CallError(details_for(Reason.OVERLOADED, detail=f"{UNARY_CALLS_MAX} calls are under way"))
                 async with asyncio.timeout(UNARY_SECONDS_MAX):
-                    return await behaviour(request, context)
+                    reply = await behaviour(request, context)
+                if stale:
+                    text = "{}.{}".format(*self._revision())
+                    context.set_trailing_metadata(((READ_REVISION_HEADER, text),))
+                return reply
             except TimeoutError:
                 reason = Reason.OUTCOME_UNKNOWN if name in MUTATIONS else Reason.OVERLOADED
                 details = details_for(reason, detail=f"no answer within {UNARY_SECONDS_MAX:g} s")
@@ -105,11 +130,11 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
 
         return call
 
-    def _stream(self, behaviour: _Stream, method: str, cause_id: str) -> _Unary:
+    def _stream(self, behaviour: _Stream, method: str, cause_id: str, stale: bool) -> _Unary:
         name = method.rpartition("/")[2]
 
         async def call(request: Any, context: Context) -> None:
-            self._enter(name, cause_id)
+            self._enter(name, cause_id, stale)
             code = grpc.StatusCode.OK
             self._streams_open += 1
             try:
@@ -135,8 +160,9 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
 
         return call
 
-    def _enter(self, name: str, cause_id: str) -> None:
+    def _enter(self, name: str, cause_id: str, stale: bool) -> None:
         CAUSE_ID.set(cause_id)
+        STALE_READS.set(stale)
         structlog.contextvars.bind_contextvars(cause_id=cause_id, method=name)
         self._metrics.call_began(name)
 

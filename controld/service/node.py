@@ -57,19 +57,20 @@ class NodeServicer(node_pb2_grpc.NodeServiceServicer):
         except SessionRefusedError as error:
             yield order_to_proto(SessionRefused(error.reason, error.message), self._leader.epoch)
             return
+        epoch = self._leader.epoch  # of the leadership that this session is one of, whatever comes after it
         self._sessions[session.uid] = session
         self._opened.set()
         self._opened = asyncio.Event()
         reader = asyncio.create_task(_read_control(request_iterator, session), name=f"control {session.uid}")
         try:
             while True:
-                yield order_to_proto(await session.next_order(), self._leader.epoch)
+                yield order_to_proto(await session.next_order(), epoch)
         except SessionClosedError as error:
             if reader.done() and not reader.cancelled() and reader.exception() is None:
                 return  # the agent closed the stream itself
             if reader.done():
                 await reader  # a malformed message ended it: say so
-            yield order_to_proto(SessionRefused(error.reason, error.message), self._leader.epoch)
+            yield order_to_proto(SessionRefused(error.reason, error.message, error.leader), epoch)
         finally:
             await _end(reader)
             session.close()

@@ -8,6 +8,7 @@ from controld.core.model import JobState, Liveness, Node
 from controld.core.state import State
 from controld.health.view import View
 from controld.reconcile.snapshot import has_stuck
+from controld.replica.replica import Replica
 
 Problems = list[str]
 _NAMES_MAX = 5
@@ -30,6 +31,20 @@ def problems(state: State, view: View) -> Problems:
     if failed:
         found.append(f"{failed} failed job(s): `virial job JOB` shows the first error of each")
     return found
+
+
+def problems_of_replicas(replica: Replica) -> Problems:
+    """What is wrong among several controllers, as one of them sees it."""
+    if replica.leads:
+        silent = replica.unheard
+        return [
+            f"controller {address} does not listen to the leader, so it could not take over at once: see whether "
+            "controld and its store member run there"
+            for address in silent
+        ]
+    leadership = replica.leadership
+    who = "nobody leads at the moment" if leadership is None else f"{leadership.identity} leads"
+    return [f"answered by {replica.place.identity}, which follows ({who}): what only the leader hears is not in it"]
 
 
 def _with(nodes: Iterable[Node], liveness: Liveness) -> list[Node]:

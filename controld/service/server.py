@@ -22,16 +22,20 @@ from controld.service.job import JobServicer
 from controld.service.log_reads import LogRoutes
 from controld.service.metrics import Metrics
 from controld.service.node import NodeServicer
+from controld.service.replica import ReplicaServicer
 from controld.service.telemetry import StructLog
-from virialpb.v1 import cluster_pb2_grpc, job_pb2_grpc, node_pb2_grpc
+from virialpb.v1 import cluster_pb2_grpc, job_pb2_grpc, node_pb2_grpc, replica_pb2_grpc
 
 SERVICES = ("virialpb.v1.JobService", "virialpb.v1.ClusterService", "virialpb.v1.NodeService")
+# Served by one of several controllers only.
+REPLICA_SERVICE = "virialpb.v1.ReplicaService"
 METHODS = frozenset(
     name
     for servicer in (
         job_pb2_grpc.JobServiceServicer,
         cluster_pb2_grpc.ClusterServiceServicer,
         node_pb2_grpc.NodeServiceServicer,
+        replica_pb2_grpc.ReplicaServiceServicer,
     )
     for name in vars(servicer)
     if not name.startswith("_")
@@ -83,19 +87,29 @@ class _Health(Protocol):
 
 
 class ApiServer:
-    """Made after the leader leads: what it serves is right from its first answer."""
+    """A single controller's is made after it leads, so what it serves is right from its first answer; one of several
+    says who leads, or that it does not know yet.
+    """
 
     def __init__(self, backend: Backend, *, log: StructLog, metrics: Metrics, make_id: Callable[[], str]) -> None:
-        interceptor = CallInterceptor(log=log, metrics=metrics, make_id=make_id)
+
+        def revision() -> tuple[int, int]:
+            return backend.leader.state.history, backend.leader.state.revision
+
+        interceptor = CallInterceptor(log=log, metrics=metrics, make_id=make_id, revision=revision)
         self._server = grpc.aio.server(interceptors=[interceptor], options=OPTIONS)
         routes = LogRoutes()
         job_pb2_grpc.add_JobServiceServicer_to_server(JobServicer(backend, routes), self._server)
         cluster_pb2_grpc.add_ClusterServiceServicer_to_server(ClusterServicer(backend), self._server)
         node_pb2_grpc.add_NodeServiceServicer_to_server(NodeServicer(backend, routes), self._server)
+        self._services = SERVICES
+        if backend.replica is not None:
+            self._services = (*SERVICES, REPLICA_SERVICE)
+            replica_pb2_grpc.add_ReplicaServiceServicer_to_server(ReplicaServicer(backend.replica), self._server)
         servicer: Any = cast("Any", health).aio.HealthServicer()  # the stubs know the threaded one only
         self._health: _Health = servicer
         cast("Any", health_pb2_grpc).add_HealthServicer_to_server(servicer, self._server)
-        names = (*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        names = (*self._services, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self._server)
 
     async def start(self, host: str, port: int, tls: Tls | None) -> int:
@@ -111,7 +125,7 @@ class ApiServer:
             check_address(host, port)
             raise AddressError(errno.EADDRINUSE, f"cannot listen on {address}: {error}") from error
         await self._server.start()
-        for service in ("", *SERVICES):
+        for service in ("", *self._services):
             await self._health.set(service, health_pb2.HealthCheckResponse.SERVING)
         return bound
 

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Sequence
 from typing import Protocol, TypeVar
 
 from controld.replica.hub import CommittedBatch, Cursor
-from controld.replica.leader import Leader
+from controld.service.backend import LeaderPort
 
 K = TypeVar("K")
 M = TypeVar("M")
@@ -36,7 +36,7 @@ class Feed(Protocol[K, M_co]):
     def marker(self, cursor: Cursor) -> M_co: ...
 
 
-async def watch(leader: Leader, after: Cursor | None, feed: Feed[K, M]) -> AsyncGenerator[M]:
+async def watch(leader: LeaderPort, after: Cursor | None, feed: Feed[K, M]) -> AsyncGenerator[M]:
     """Endless. Raises CompactedError when the cursor, or a slow reader, is behind what is kept."""
     await leader.barrier()
     start = leader.hub.cursor

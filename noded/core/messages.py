@@ -330,8 +330,11 @@ class CheckpointOutcome:
 
 @dataclass(frozen=True, slots=True)
 class SessionRefused:
+    """`leader`: HOST:PORT of the controller that leads, where it is another one and known."""
+
     reason: Reason
     message: str
+    leader: str = ""
 
 
 SlotOrder = Prepare | Go | Stop | Release | SaveNow | CheckpointOutcome

@@ -239,7 +239,8 @@ def order_from_proto(message: ControlDown) -> m.Order | None:
             return m.CheckpointOutcome(*_owner(outcome), _checkpoint(outcome.checkpoint), outcome.state)
         case "session_refused":
             refused = message.session_refused
-            return m.SessionRefused(_member(Reason, refused.reason, "session_refused.reason"), refused.message)
+            reason = _member(Reason, refused.reason, "session_refused.reason")
+            return m.SessionRefused(reason, refused.message, refused.leader)
         case _:
             return None
 

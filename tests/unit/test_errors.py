@@ -36,6 +36,8 @@ INTERNAL = {
     "controld.app.StartError",
     "controld.service.address.AddressError",
     "controld.replica.outbox.OutboxFullError",
+    "controld.replica.peers.PeerLostError",
+    "controld.replica.standby._Unfit",
     "controld.matching.wire.WireError",
     "controld.store.codec_values.FieldError",
     "controld.store.etcd_endpoint.EndpointError",

@@ -255,7 +255,8 @@ def order_to_proto(order: agent.Order, leader_epoch: Epoch) -> node_pb2.ControlD
                 )
             )
         case agent.SessionRefused():
-            message.session_refused.CopyFrom(node_pb2.SessionRefused(reason=order.reason.value, message=order.message))
+            refused = node_pb2.SessionRefused(reason=order.reason.value, message=order.message, leader=order.leader)
+            message.session_refused.CopyFrom(refused)
     return message
 
 

@@ -34,8 +34,18 @@ from virialpb.v1.job_pb2 import (
     WatchJobsResponse,
 )
 from virialpb.v1.node_pb2 import BulkDown, BulkUp, ControlDown, ControlUp
+from virialpb.v1.replica_pb2 import (
+    AskAgreementRequest,
+    AskAgreementResponse,
+    HandOverRequest,
+    HandOverResponse,
+    PingRequest,
+    PingResponse,
+)
 
 __all__ = [
+    "AskAgreementRequest",
+    "AskAgreementResponse",
     "BulkDown",
     "BulkUp",
     "CancelJobRequest",
@@ -48,6 +58,8 @@ __all__ = [
     "GetJobRequest",
     "GetNodeRequest",
     "GetStatusRequest",
+    "HandOverRequest",
+    "HandOverResponse",
     "Job",
     "ListEventsRequest",
     "ListEventsResponse",
@@ -56,6 +68,8 @@ __all__ = [
     "ListNodesRequest",
     "ListNodesResponse",
     "Node",
+    "PingRequest",
+    "PingResponse",
     "PlaceHoldRequest",
     "ReadLogsRequest",
     "ReadLogsResponse",

@@ -558,7 +558,7 @@ class Restore(_message.Message):
     checkpoint: _builtins.str
     step: _builtins.int
     directory: _builtins.str
-    """Absolute directory; empty: this node's local tier."""
+    """Absolute, or relative to this node's local tier."""
     tier: _builtins.str
     file: _builtins.str
     """Of this rank's shard."""
@@ -694,7 +694,7 @@ class TaskReply(_message.Message):
     error_message: _builtins.str
     checkpoint: _builtins.str
     directory: _builtins.str
-    """Absolute directory; empty: this node's local tier."""
+    """Absolute, or relative to this node's local tier."""
     tier: _builtins.str
     state: _builtins.str
     """BEGUN, PREPARED, COMMITTED, ABORTED."""
@@ -815,17 +815,21 @@ class SessionRefused(_message.Message):
 
     REASON_FIELD_NUMBER: _builtins.int
     MESSAGE_FIELD_NUMBER: _builtins.int
+    LEADER_FIELD_NUMBER: _builtins.int
     reason: _builtins.str
     message: _builtins.str
+    leader: _builtins.str
+    """HOST:PORT of the controller that leads, where this one does not and knows it."""
     def __init__(
         self,
         *,
         reason: _builtins.str = ...,
         message: _builtins.str = ...,
+        leader: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "reason", b"reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["leader", b"leader", "message", b"message", "reason", b"reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -20,7 +20,7 @@ from virial.models import (
     Writes,
 )
 from virial.spec import SpecError, apply_overrides, load_spec, parse_spec, read_spec
-from virial.yamlfile import YamlError
+from virial.yamlfile import YamlError, load_document
 
 ROOT = Path(__file__).resolve().parents[2]
 SECOND_NS = 1_000_000_000
@@ -45,8 +45,7 @@ def test_the_least_there_can_be_has_every_default() -> None:
     )
 
 
-def test_every_field_is_read() -> None:
-    text = b"""
+EVERY_FIELD = b"""
 name: llama
 kind: training
 gang: {ranks: 8, spares: 2, spread: none}
@@ -74,7 +73,10 @@ priority: -5
 fencing: strong
 start_timeout: 10m
 """
-    assert read_spec(text, "f") == JobSpec(
+
+
+def test_every_field_is_read() -> None:
+    assert read_spec(EVERY_FIELD, "f") == JobSpec(
         name="llama",
         kind="training",
         gang=Gang(8, 2, "none"),
@@ -267,3 +269,20 @@ def test_an_override_that_names_no_field_is_refused_and_not_ignored(path: str, m
     with pytest.raises(SpecError) as caught:
         apply_overrides(MINIMAL, {path: 1})
     assert message in str(caught.value)
+
+
+def test_the_documented_specification_is_valid_and_names_every_field() -> None:
+    text = (ROOT / "docs/job.md").read_text().partition("```yaml\n")[2].partition("```")[0].encode()
+    read_spec(text, "docs/job.md")
+    names = paths(load_document(text, "docs/job.md").value)
+    assert names >= paths(load_document(EVERY_FIELD, "f").value) - {f"task.env.{name}" for name in "ABCD"}
+
+
+def paths(value: object, path: str = "") -> set[str]:
+    """Every key as a dotted path; the items of a list are one."""
+    if isinstance(value, dict):
+        mapping = cast("dict[str, object]", value)
+        return {path, *(p for k, v in mapping.items() for p in paths(v, f"{path}.{k}".lstrip(".")))}
+    if isinstance(value, list):
+        return {path, *(p for item in cast("list[object]", value) for p in paths(item, path))}
+    return {path}

@@ -54,7 +54,7 @@ _STOPS: Final[Mapping[str, str]] = {
     "HISTORY_CHANGED": "the controller's data was restored from a backup",
 }
 _JOB_ENDS: Final[Mapping[str, str]] = {
-    "RESTART_BUDGET": "it restarted more often than `restart` in its spec allows",
+    "RESTART_BUDGET": "it may not restart again (`restart` in its spec)",
     "NO_PROGRESS": "several generations in a row made no progress",
     "NO_CHECKPOINT_VERIFIES": "none of its checkpoints can be loaded, and starting from zero would lose saved work",
 }

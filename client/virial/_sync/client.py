@@ -353,9 +353,9 @@ class SyncClient:
     def _in_words(self, error: VirialError) -> VirialError:
         if error.reason is None and isinstance(error, UnavailableError):
             where = ", ".join(self._addresses)
-            fit = "without TLS" if self._tls is None else "and do the certificates fit"
+            why = "does it ask for TLS?" if self._tls is None else "do the certificates fit?"
             return UnavailableError(
-                f"no answer from {where} in {self._timeout_s:g} s ({error}); is controld running there, {fit}?",
+                f"no answer from {where} in {self._timeout_s:g} s ({error}); is controld running there? {why}",
                 error.details,
             )
         return error

@@ -171,6 +171,9 @@ def bare(prefix: str) -> Callable[[str], str]:
     return lambda text: text.removeprefix(prefix)
 
 
+JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="The job's id.", callback=bare("jobs/"))]
+
+
 def guard(run: Callable[[], None]) -> None:
     """Run a command's body; what it raises becomes one message on standard error and an exit code."""
     try:

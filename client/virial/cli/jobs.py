@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from virial.cli.frame import Session, bare, command
+from virial.cli.frame import JobArgument, Session, command
 from virial.cli.human import UNKNOWN, age, clean, cpu, moment, plural, size
 from virial.cli.printer import Printer, Table
 
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
 # While a lease holds, its task is somewhere; before and after it there is none.
 _HOLDS = frozenset({"GRANTED", "ACTIVE", "REVOKING"})
-
-JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="The job's id.", callback=bare("jobs/"))]
 
 
 @command("jobs", "virial jobs", "virial jobs --state RUNNING --state PENDING", "virial jobs -o json")

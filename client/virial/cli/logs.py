@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from virial.cli.frame import Session, command
-from virial.cli.jobs import JobArgument
+from virial.cli.frame import JobArgument, Session, command
 from virial.cli.printer import Output
 
 

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from virial.cli.exits import CliError, ExitCode
-from virial.cli.frame import Session, command
-from virial.cli.jobs import JobArgument
+from virial.cli.frame import JobArgument, Session, command
 
 if TYPE_CHECKING:
     from virial.models import Job, JobSpec

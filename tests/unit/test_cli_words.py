@@ -127,3 +127,5 @@ def test_a_line_starts_with_the_time_of_day() -> None:
     assert re.fullmatch(
         r"\d\d:\d\d:\d\d  node n1: .*", words.event_line(event("node.live", node="n1", create_time_unix_ns=10**18))
     )
+    dated = words.event_line(event("node.live", node="n1", create_time_unix_ns=10**18), dated=True)
+    assert re.fullmatch(r"2001-09-0\d \d\d:\d\d:\d\d  node n1: .*", dated)

@@ -28,7 +28,7 @@ def events(
         if follow:
             for event in client.watch_events(job_id=job, node=node):
                 if printer.for_people:
-                    printer.line(event_line(event))
+                    printer.line(event_line(event, dated=True))
                 else:
                     printer.item(event)
             return
@@ -37,4 +37,4 @@ def events(
         printer.value(found)
         return
     for event in found:
-        printer.line(event_line(event))
+        printer.line(event_line(event, dated=True))

@@ -20,10 +20,10 @@ from virial.cli.printer import Output
 def logs(
     session: Session,
     job: JobArgument,
-    rank: Annotated[int, typer.Option("--rank", min=0, help="Which rank's.")] = 0,
+    rank: Annotated[int, typer.Option("--rank", metavar="N", min=0, help="Which rank's.")] = 0,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the task ends.")] = False,
     generation: Annotated[
-        int, typer.Option("--generation", "-g", min=0, help="Which generation's; 0: the newest that ran.")
+        int, typer.Option("--generation", "-g", metavar="N", min=0, help="Which generation's; 0: the newest that ran.")
     ] = 0,
     stderr: Annotated[
         bool, typer.Option("--stderr", help="Its standard error instead of its standard output.")

@@ -32,7 +32,9 @@ READY_POLL_S: Final = 0.1
 @command("up", "virial up", "virial up --nodes 4", "virial up --nodes 2 --directory ~/my-cluster")
 def up(
     session: Session,
-    nodes: Annotated[int, typer.Option("--nodes", min=1, max=64, help="How many nodes; each gets an equal share.")] = 4,
+    nodes: Annotated[
+        int, typer.Option("--nodes", metavar="N", min=1, max=64, help="How many nodes; each gets an equal share.")
+    ] = 4,
     directory: Annotated[
         str,
         typer.Option("--directory", metavar="DIR", help="Keep state there. [default: a new one, removed at the end]"),

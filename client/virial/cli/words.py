@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final
 
-from virial.cli.human import clean, clock, cpu, named, plural, size
+from virial.cli.human import clean, clock, cpu, moment, named, plural, size
 
 if TYPE_CHECKING:
     from virial.models import Event, Explanation, JobError, TaskExit, UnfitCount
@@ -128,9 +128,10 @@ def error_line(error: JobError) -> str:
     return clean(f"generation {error.generation}, rank {error.rank}{node}: {what}{detail}")
 
 
-def event_line(event: Event) -> str:
-    """An event as one line of a log: local time of day, job and generation, what happened."""
-    return f"{clock(event.create_time_unix_ns)}  {event_text(event)}"
+def event_line(event: Event, *, dated: bool = False) -> str:
+    """An event as one line of a log: local time (with `dated` the day too), job and generation, what happened."""
+    when = moment if dated else clock
+    return f"{when(event.create_time_unix_ns)}  {event_text(event)}"
 
 
 def event_text(event: Event) -> str:

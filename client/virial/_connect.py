@@ -67,8 +67,10 @@ def addresses_from(given: str | Sequence[str] | None) -> tuple[str, ...]:
 def channel_options() -> list[tuple[str, int]]:
     return [
         ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
-        ("grpc.keepalive_time_ms", 20_000),
-        ("grpc.keepalive_timeout_ms", 10_000),
+        # A host that is gone says nothing: another controller is asked some seconds later, not a minute.
+        ("grpc.keepalive_time_ms", 6_000),
+        ("grpc.keepalive_timeout_ms", 3_000),
+        ("grpc.min_reconnect_backoff_ms", 2_000),
         ("grpc.initial_reconnect_backoff_ms", 100),
         ("grpc.max_reconnect_backoff_ms", 2_000),
     ]

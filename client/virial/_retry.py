@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from virialpb.errors import TABLE, ErrorDetails
+from virialpb.reasons import Reason
 
-# A controller that restarts, or an election, takes seconds: the cap keeps a client near the moment it is back.
+# A controller that restarts takes seconds: the cap keeps a client near the moment it is back.
 DELAY_FIRST_MS = 50
 DELAY_MAX_MS = 2_000
+# One of several said that another leads, or none: an election takes half a second.
+DELAY_ELECTION_MAX_MS = 250
 # From the transport itself: the connection broke, so it is not known whether the call arrived. Mutations carry a
 # request_id and reads change nothing, so both may be sent again.
 TRANSPORT_CODES = frozenset({"UNAVAILABLE"})
@@ -22,17 +25,27 @@ class Attempts:
     deadline_s: float
     rng: random.Random
     count: int = 0
+    electing: bool = False
+    told: set[str] = field(default_factory=set[str])
 
     def delay_s(self, details: ErrorDetails, now_s: float) -> float | None:
-        """How long to wait before the call is sent again; None when it is not."""
+        """How long to wait before the call is sent again; None when it is not. 0: the first time that it is told of a
+        leader, who is asked at once; two that name each other are not asked for ever."""
         retryable = (
             TABLE[details.reason].retryable if details.reason is not None else details.code.name in TRANSPORT_CODES
         )
         if not retryable:
             return None
+        leader = leader_address(details)
+        if leader and leader not in self.told and now_s < self.deadline_s:
+            self.told.add(leader)
+            self.electing = True
+            return 0.0
         self.count += 1
-        grown_ms = min(DELAY_FIRST_MS << min(self.count - 1, 10), DELAY_MAX_MS)
-        delay_s = max(grown_ms, min(details.retry_after_ms or 0, DELAY_MAX_MS)) / 1000 * self.rng.uniform(0.5, 1.0)
+        self.electing |= details.reason in (Reason.NOT_LEADER, Reason.NO_LEADER)
+        most_ms = DELAY_ELECTION_MAX_MS if self.electing else DELAY_MAX_MS
+        grown_ms = max(DELAY_FIRST_MS << min(self.count - 1, 10), details.retry_after_ms or 0)
+        delay_s = min(grown_ms, most_ms) / 1000 * self.rng.uniform(0.5, 1.0)
         return delay_s if now_s + delay_s < self.deadline_s else None
 
 

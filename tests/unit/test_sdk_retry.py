@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from virial._retry import DELAY_MAX_MS, Attempts, leader_address
+from virial._retry import DELAY_ELECTION_MAX_MS, DELAY_MAX_MS, Attempts, leader_address
 from virialpb.errors import TABLE, ErrorDetails, details_for
 from virialpb.reasons import Reason
 
@@ -70,3 +70,23 @@ def test_two_clients_do_not_come_back_at_the_same_moment() -> None:
 def test_the_leader_s_address_is_taken_from_the_answer() -> None:
     assert leader_address(details_for(Reason.NOT_LEADER, metadata={"leader": "10.0.0.2:7600"})) == "10.0.0.2:7600"
     assert leader_address(details_for(Reason.NO_LEADER)) == ""
+
+
+def test_a_leader_is_asked_at_once_the_first_time_it_is_named() -> None:
+    tries = attempts()
+    first, second = (details_for(Reason.NOT_LEADER, metadata={"leader": address}) for address in ("a:1", "b:1"))
+    assert [tries.delay_s(details, 0.0) for details in (first, second)] == [0.0, 0.0]
+    for details in (first, second, first):  # they name each other
+        delay_s = tries.delay_s(details, 0.0)
+        assert delay_s is not None
+        assert delay_s > 0
+    assert attempts(deadline_s=1.0).delay_s(first, 1.0) is None
+
+
+def test_a_client_stays_near_the_end_of_an_election() -> None:
+    tries = attempts()
+    assert tries.delay_s(details_for(Reason.NO_LEADER), 0.0) is not None
+    for _ in range(20):
+        delay_s = tries.delay_s(transport(grpc.StatusCode.UNAVAILABLE), 0.0)  # the former leader's address
+        assert delay_s is not None
+        assert delay_s <= DELAY_ELECTION_MAX_MS / 1000

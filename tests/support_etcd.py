@@ -25,7 +25,7 @@ from controld.store.etcd_endpoint import parse_endpoint
 from controld.store.etcd_session import EtcdTimes
 from controld.store.etcd_wire import STATUS, Wire, WireError
 from controld.store.member import INSTALL_HINT, MemberMissingError, MemberProcess, find_etcd, ready
-from controld.store.member_config import MemberConfig
+from controld.store.member_config import MemberConfig, PeerTls
 from virialpb.etcd.v1 import etcd_pb2 as pb
 
 READY_SECONDS = 60.0  # a hang guard
@@ -58,8 +58,12 @@ def free_ports(number: int) -> list[int]:
         return [each.getsockname()[1] for each in sockets]
 
 
-def configs(directory: Path, number: int = 1, **changes: Any) -> list[MemberConfig]:
-    peers = {f"m{i}": f"http://127.0.0.1:{port}" for i, port in enumerate(free_ports(number))}
+def with_tls(config: MemberConfig, tls: PeerTls) -> MemberConfig:
+    return replace(config, tls=tls)
+
+
+def configs(directory: Path, number: int = 1, scheme: str = "http", **changes: Any) -> list[MemberConfig]:
+    peers = {f"m{i}": f"{scheme}://127.0.0.1:{port}" for i, port in enumerate(free_ports(number))}
     made = [MemberConfig(name, directory / name, peers) for name in peers]
     return [replace(config, **changes) for config in made]
 

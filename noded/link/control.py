@@ -25,7 +25,7 @@ DUPLICATE_SECONDS: Final = 0.5
 DUPLICATE_SECONDS_MAX: Final = 5.0
 """This uid is alive elsewhere: asking often would not make it less so. The first time it may be our own last stream."""
 WARM_SECONDS: Final = 5.0
-LEADER_KEY: Final = "leader_address"
+LEADER_KEY: Final = "leader"
 
 
 class LinkLog(Protocol):
@@ -56,6 +56,8 @@ class ControlLink:
         self._backoff = Backoff(random)
         self._next = random.randrange(len(addresses))
         self._hint: str | None = None
+        # Hinted at since the last welcome: two controllers that name each other are not dialled for ever.
+        self._told: set[str] = set()
         self._stream: _ControlStream | None = None
         self._ended = asyncio.Event()
         self._reader: asyncio.Task[None] | None = None
@@ -98,7 +100,7 @@ class ControlLink:
                 self._ended.clear()
                 if self._failure is not None:
                     raise self._failure
-                if self._stream is None:
+                if self._stream is None and not self._told_anew():
                     await self._pause()
         finally:
             warming.cancel()
@@ -135,6 +137,13 @@ class ControlLink:
             return address
         self._next = (self._next + 1) % len(self._addresses)
         return self._addresses[self._next]
+
+    def _told_anew(self) -> bool:
+        """Whether a leader was named that has not been tried since the last welcome: it is dialled without a pause."""
+        if self._hint is None or self._hint in self._told:
+            return False
+        self._told.add(self._hint)
+        return True
 
     async def _pause(self) -> None:
         seconds = max(self._backoff.next_seconds(), self._pause_seconds)
@@ -178,7 +187,9 @@ class ControlLink:
         if isinstance(order, Welcome):
             self._backoff.reset()
             self._duplicates = 0
+            self._told.clear()
         elif isinstance(order, SessionRefused):
+            self._hint = order.leader or None
             self._log.warning("session.refused", reason=order.reason, why=order.message)
             if order.reason is Reason.DUPLICATE_NODE:
                 self._pause_seconds = min(DUPLICATE_SECONDS * 2**self._duplicates, DUPLICATE_SECONDS_MAX)

@@ -136,7 +136,7 @@ class Dialer:
         channel = self._channel(address)
         try:
             async with asyncio.timeout(DIAL_SECONDS):
-                await channel.channel_ready()
+                await self._ready(channel)
         except BaseException as error:
             if self._kept.get(address) is channel:
                 del self._kept[address]
@@ -144,11 +144,25 @@ class Dialer:
                 await channel.close()
             if isinstance(error, TimeoutError):
                 raise DialFailed(f"{address}: no connection within {DIAL_SECONDS:g} s") from None
+            if isinstance(error, ConnectionError):
+                raise DialFailed(f"{address}: {error}") from None
             raise
         stream = Stream(address, channel, method(NodeServiceStub(channel))())
         stream.kept = lambda: self._kept.get(address) is channel
         stream.start()
         return stream
+
+    async def _ready(self, channel: aio.Channel) -> None:
+        """Raises ConnectionError as soon as one attempt has failed, where there are others to dial."""
+        if len(self._warm) < 2:
+            await channel.channel_ready()
+            return
+        state = channel.get_state(try_to_connect=True)
+        while state is not grpc.ChannelConnectivity.READY:
+            if state in (grpc.ChannelConnectivity.TRANSIENT_FAILURE, grpc.ChannelConnectivity.SHUTDOWN):
+                raise ConnectionError("the connection was refused, or broke")
+            await channel.wait_for_state_change(state)
+            state = channel.get_state(try_to_connect=True)
 
     async def close(self) -> None:
         """Give up the kept connections. Never raises."""

@@ -161,6 +161,8 @@ def test_a_running_job_is_followed_and_cancelled(up: Up) -> None:
         assert [following.stdout.readline() for _ in range(3)] == ["0\n", "1\n", "2\n"]
         done = up.run("cancel", "long", "--wait")
         assert (done.returncode, done.stdout) == (0, "long CANCELLED\n"), done.stderr
+        assert "job long: being cancelled" in done.stderr
+        assert "submitted" not in done.stderr
         rest = following.stdout.read().split()  # ends with the task
         assert rest == [str(i) for i in range(3, 3 + len(rest))]
         assert following.wait(HANG_S) == 0
@@ -172,6 +174,10 @@ def test_what_goes_wrong_has_its_exit_code(up: Up) -> None:
     again = up.run("submit", file, "--id", "once")
     assert (again.returncode, again.stdout) == (5, "")
     assert "jobs/once already exists" in again.stderr
+    with open("/dev/full", "w") as full:
+        unwritten = subprocess.run([*VIRIAL, "nodes"], env=up.environment, stdout=full, stderr=subprocess.PIPE)
+    told = b"virial: cannot write the output: No space left on device\n"
+    assert (unwritten.returncode, unwritten.stderr) == (1, told)
     missing = up.run("job", "nope")
     assert (missing.returncode, missing.stderr.count("\n")) == (3, 1)
     assert up.run("logs", "nope").returncode == 3

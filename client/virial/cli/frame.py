@@ -194,6 +194,8 @@ def guard(run: Callable[[], None]) -> None:
             found = f"{what}: set VIRIAL_DEBUG=1 for the traceback and report it", ExitCode.FAILED
         message, code = found
         print(f"virial: {message}", file=sys.stderr)
+        if isinstance(error, OSError) and error.filename is None:
+            silence()  # the output: what is left in its buffer would fail again at the end
         raise typer.Exit(code) from None
 
 

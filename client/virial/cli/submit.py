@@ -89,7 +89,7 @@ def _wait(session: Session, job_id: str, *, announce: bool = False, cancelled: b
     if announce and printer.for_people:
         printer.line(job_id)
     try:
-        job = wait_for_end(session, job_id)
+        job = wait_for_end(session, job_id, since="job.cancelling" if cancelled else "")
     except KeyboardInterrupt:
         printer.note(f"virial: stopped waiting; the job goes on (end it with: virial cancel {job_id})")
         raise

@@ -26,13 +26,14 @@ _END_KINDS: Final = frozenset({"job.succeeded", "job.failed", "job.cancelled"})
 _QUIET_KINDS: Final = frozenset({"checkpoint.begun", "checkpoint.dropped", "lease.released"})
 
 
-def wait_for_end(session: Session, job_id: str) -> Job:
+def wait_for_end(session: Session, job_id: str, *, since: str = "") -> Job:
     """The job once it has ended. Prints on standard error what happens meanwhile, unless the output is for a program.
 
+    What lies before the first event of kind `since` is left out: a job that is cancelled may have run for weeks.
     Raises VirialError when the cluster is away longer than every retry.
     """
     events: queue.Queue[Event] = queue.Queue(_BACKLOG)
-    follower = threading.Thread(target=_follow, args=(session, job_id, events), daemon=True)
+    follower = threading.Thread(target=_follow, args=(session, job_id, events, since), daemon=True)
     if session.printer.for_people:
         follower.start()
     with session.client() as client, ExitStack() as stack:
@@ -52,14 +53,17 @@ def wait_for_end(session: Session, job_id: str) -> Job:
             return job
 
 
-def _follow(session: Session, job_id: str, events: queue.Queue[Event]) -> None:
+def _follow(session: Session, job_id: str, events: queue.Queue[Event], since: str) -> None:
     """Runs in a thread with its own client. What goes wrong here is met by the main thread's own calls as well."""
     from virial.errors import VirialError
 
     try:
         with session.client() as client:
+            begun = not since
             for event in client.watch_events(job_id=job_id):
-                events.put(event)
+                begun = begun or event.kind == since or event.kind in _END_KINDS
+                if begun:
+                    events.put(event)
                 if event.kind in _END_KINDS:
                     return
     except VirialError:

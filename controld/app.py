@@ -354,7 +354,11 @@ def make_store(config: Config) -> Store:
     """The one that the settings name, not opened."""
     match config.store.kind:
         case StoreKind.SQLITE:
-            return SqliteStore(Path(config.data_dir), size_bytes_max=config.store.size_max_bytes)
+            return SqliteStore(
+                Path(config.data_dir),
+                size_bytes_max=config.store.size_max_bytes,
+                first_history=SystemClock().unix_ns() // NS_PER_SECOND,
+            )
         case StoreKind.ETCD:
             return etcd_store(config)
         case StoreKind.MEMORY:

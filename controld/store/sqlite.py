@@ -22,12 +22,17 @@ SIZE_BYTES_MAX = 8 << 30  # a runaway is refused with StorageFullError before it
 
 
 class SqliteStore:
-    """See `controld.store.port.Store` for the contract. `directory` is made where it is missing."""
+    """See `controld.store.port.Store` for the contract. `directory` is made where it is missing.
 
-    def __init__(self, directory: Path, *, size_bytes_max: int = SIZE_BYTES_MAX) -> None:
+    A new store's history begins at `first_history`. Agents may have seen an earlier one of this name: where it grows
+    with the time of making, no fencing token of a store that was lost is ever granted again.
+    """
+
+    def __init__(self, directory: Path, *, size_bytes_max: int = SIZE_BYTES_MAX, first_history: int = 1) -> None:
         self._directory = directory
         self._path = directory / sqlite_file.DATABASE
         self._size_bytes_max = size_bytes_max
+        self._first_history = first_history
         self._lock = sqlite_file.DirectoryLock(directory)
         self._thread: ThreadPoolExecutor | None = None
         self._database: Database | None = None
@@ -150,7 +155,7 @@ class SqliteStore:
         else:
             sqlite_file.require_absent(self._path)
             with sqlite_file.new_file(self._path) as partial:
-                sqlite_db.create(partial, history=1)
+                sqlite_db.create(partial, self._first_history)
         database = Database(self._path, self._size_bytes_max)
         sqlite_file.write_history(self._path, database.head().history)
         self._database = database

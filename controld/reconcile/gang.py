@@ -25,6 +25,7 @@ from controld.core.model import (
 from controld.core.spec import Writes
 from controld.core.transitions.generations import may_leave_behind
 from controld.health.view import Refusals
+from controld.reconcile import drain
 from controld.reconcile.decisions import Pass
 from virialpb.reasons import ExitReason, PrepareFailure, StopReason
 
@@ -48,7 +49,7 @@ def reconcile(p: Pass, job: Job, generation: Generation) -> None:
     statuses = {m.slot: status_of(p, m, token) for m in generation.members}
     if generation.phase.under_way:
         _watch_progress(p, job, generation, statuses)
-        if _stop_if_lost(p, job, generation, statuses):
+        if _stop_if_lost(p, job, generation, token, statuses):
             return
     for member in generation.members:
         if member.lease.holds:
@@ -228,9 +229,11 @@ def _watch_progress(p: Pass, job: Job, generation: Generation, statuses: dict[Sl
         p.commands.append(MarkProgress(job.id, generation.number))
 
 
-def _stop_if_lost(p: Pass, job: Job, generation: Generation, statuses: dict[SlotId, SlotStatus | None]) -> bool:
+def _stop_if_lost(
+    p: Pass, job: Job, generation: Generation, token: Token, statuses: dict[SlotId, SlotStatus | None]
+) -> bool:
     """Stop the generation when a member's node is lost to it, or a deadline of its phase has passed."""
-    found = _lost_member(p, job, generation) or _deadline_passed(p, job, generation, statuses)
+    found = _lost_member(p, job, generation, token, statuses) or _deadline_passed(p, job, generation, statuses)
     if found is None:
         return False
     reason, member, detail = found
@@ -241,7 +244,10 @@ def _stop_if_lost(p: Pass, job: Job, generation: Generation, statuses: dict[Slot
     return True
 
 
-def _lost_member(p: Pass, job: Job, generation: Generation) -> tuple[StopReason, Member, str] | None:
+def _lost_member(
+    p: Pass, job: Job, generation: Generation, token: Token, statuses: dict[SlotId, SlotStatus | None]
+) -> tuple[StopReason, Member, str] | None:
+    drained: Member | None = None
     for member in generation.ranks:
         if not member.lease.holds and member.done:
             continue
@@ -256,7 +262,9 @@ def _lost_member(p: Pass, job: Job, generation: Generation) -> tuple[StopReason,
             if job.spec.writes is Writes.TOKEN or generation.phase is Phase.PREPARING:
                 return StopReason.NODE_SUSPECT, member, ""
         elif node.draining:
-            return StopReason.DRAIN, member, ""
+            drained = drained or member
+    if drained is not None and drain.may_go(p, job, generation, token, statuses):
+        return StopReason.DRAIN, drained, ""
     return None
 
 

@@ -18,6 +18,8 @@ class Limits:
     # The node beats, but not one beat knows the slot: it does not hear its orders. Another may be free.
     unheard_ns: int = 10 * SECOND_NS
     resend_ns: int = SECOND_NS
+    # How long a gang on a draining node may take to save before it is stopped all the same.
+    drain_save_ns: int = 30 * SECOND_NS
     # A node that could not get a job ready is left out of that job's plans: first so long, then doubled.
     refusal_back_off_ns: int = 5 * SECOND_NS
     refusal_back_off_max_ns: int = 300 * SECOND_NS

@@ -12,6 +12,7 @@ anew; read the diff as you would read code. Commands:
     save JOB STEP                      every rank saves a checkpoint
     step JOB STEP                      every rank reports progress
     drain NODE | cancel JOB | new_guardian NODE | new_leader
+    orders JOB                         how often each rank was asked to save
     show JOB                           phase, members and leases of its generations
     explain JOB
 """
@@ -24,6 +25,7 @@ from pathlib import Path
 
 import pytest
 
+from controld.core.agent import SaveNow
 from controld.core.commands import AdmitNode, BeginCheckpoint, CancelJob, DrainNode, PrepareShard, SubmitJob
 from controld.core.ids import CheckpointId, JobId
 from controld.core.model import Event, Generation, TaskExit
@@ -156,6 +158,12 @@ class Scenario:
             if not agent.cut:
                 self.world.hello(agent)
                 self.world.view.mark_reported(agent.incarnation.node_uid)
+
+    def do_orders(self, job: str) -> None:
+        for agent in self.world.agents.values():
+            asked = [o for o in agent.orders if isinstance(o, SaveNow) and o.token.job == job]
+            if asked:
+                self._shown.append(f"{agent.name}: asked to save {len(asked)} times, for {asked[0].reason}")
 
     def do_show(self, job: str) -> None:
         record = self.world.job(JobId(job))

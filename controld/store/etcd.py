@@ -51,7 +51,7 @@ class EtcdStore:
 
     `connect` makes the wire when the store is opened. `directory` keeps what was seen and is locked while the store is
     open; without one a snapshot of etcd that is brought back behind our back goes unnoticed. `rng` tells takeovers
-    apart.
+    apart. `first_history`: where the history of a new store begins, as for the embedded store.
     """
 
     def __init__(
@@ -63,6 +63,7 @@ class EtcdStore:
         prefix: str = PREFIX,
         size_bytes_max: int = SIZE_BYTES_MAX,
         times: EtcdTimes | None = None,
+        first_history: int = HISTORY_FIRST,
     ) -> None:
         self._connect = connect
         self._rng = rng
@@ -74,6 +75,7 @@ class EtcdStore:
         self._session: Session | None = None
         self._evidence: Evidence | None = None
         self._lock: DirectoryLock | None = None
+        self._first_history = first_history
         self._seen = Epoch(0, 0)
 
     async def open(self) -> None:
@@ -112,11 +114,11 @@ class EtcdStore:
             seen = await asyncio.to_thread(etcd_memory.read, self._directory)
         found = await session.call(TXN, pb.TxnRequest(success=[etcd_txn.get(self._keys.history)]), self._times.read)
         kv, revision = etcd_txn.one(found, 0), found.header.revision
-        history = 0 if kv is None else read_history(kv.value)[0]
+        history, restoring = (0, False) if kv is None else read_history(kv.value)
         if kv is None or Epoch(history, revision) < seen:
-            history = max(HISTORY_FIRST, seen.history + 1, history)
+            history = max(self._first_history if kv is None else 0, seen.history + 1)
             before = None if kv is None else kv.value
-            request = etcd_txn.begin_history(self._keys, before, history_text(history))
+            request = etcd_txn.begin_history(self._keys, before, history_text(history, restoring=restoring))
             response = await session.call(TXN, request, self._times.read)
             if not response.succeeded:  # another controller was quicker
                 await self._ensure_history(session)

@@ -30,7 +30,7 @@ from tests.support_store import contents, delete, put
 from virialpb.etcd.v1 import etcd_pb2 as pb
 
 HANG_SECONDS = 60.0
-QUICK = EtcdTimes(commit=1.0, barrier=0.5, follow=1.0, campaign=1.0, read=2.0)
+QUICK = EtcdTimes(commit=0.6, barrier=0.5, follow=0.6, campaign=0.6, read=1.0)
 PATIENT = EtcdTimes(commit=20.0, campaign=20.0, follow=20.0)
 
 

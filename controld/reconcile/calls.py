@@ -33,6 +33,10 @@ def command_for_call(call: TaskCall, node: NodeUid, state: State) -> Command | T
         case CheckpointBeginCall(step):
             return BeginCheckpoint(job, number, epoch, rank, step)
         case CheckpointPreparedCall() as c:
+            if c.file != f"rank-{rank:05d}.shard":
+                # No agent would restore another name: the checkpoint would commit and never start a rank.
+                message = f"{call.slot}: file must be rank-{rank:05d}.shard"
+                return TaskReply(call.call_id, call.slot, error=Reason.INVALID_SPEC, error_message=message)
             return PrepareShard(job, number, epoch, rank, node, c.checkpoint, c.step, c.size_bytes, c.digest, c.file)
         case CheckpointFailedCall() as c:
             return AbortCheckpoint(job, number, c.checkpoint, c.reason)

@@ -28,6 +28,7 @@ from controld.replica.session import NodeSession
 from tests.support_core import Agent, incarnation, spec
 from tests.support_replica import Rig, hello, lead, quick, run
 from virialpb.reasons import ExitReason, Reason
+from virialpb.shardfile import shard_name
 
 
 @dataclass
@@ -122,13 +123,34 @@ async def save(machines: list[Machine], job: str, step: int) -> CheckpointId:
     waits: list[tuple[Machine, int]] = []
     for m, slot in ranks:
         assert all(number not in w.replies for w, number in waits), "a wait is answered only when it is decided"
-        prepared = CheckpointPreparedCall(id_, step, 10, "sha256:0", f"rank-{slot}")
+        prepared = CheckpointPreparedCall(id_, step, 10, "sha256:0", shard_name(int(slot.rpartition(".")[2])))
         assert (await m.reply(m.send(slot, prepared))).state in ("PREPARED", "COMMITTED")
         waits.append((m, m.send(slot, CheckpointWaitCall(id_))))
         await asyncio.sleep(0.01)
     for m, number in waits:
         assert (await m.reply(number)).state == "COMMITTED"
     return id_
+
+
+def test_a_part_under_any_name_but_its_ranks_is_refused() -> None:
+    """Agents restore that name alone: a checkpoint with another would commit, and then hang each restart."""
+
+    async def main() -> None:
+        rig, machines = await rack(1)
+        await rig.submit(SubmitJob("r1", spec(ranks=1), "a"))
+        await until_running(rig, "a")
+        [machine] = machines
+        [slot] = machine.agent.slots
+        begun = await machine.reply(machine.send(slot, CheckpointBeginCall(1)))
+        id_ = CheckpointId(begun.checkpoint)
+        for name in ("rank-00001.shard", "../../rank-00000.shard", "rank-0.shard", ""):
+            refused = await machine.reply(machine.send(slot, CheckpointPreparedCall(id_, 1, 10, "sha256:0", name)))
+            assert refused.error is Reason.INVALID_SPEC
+        right = CheckpointPreparedCall(id_, 1, 10, "sha256:0", shard_name(0))
+        assert (await machine.reply(machine.send(slot, right))).state == "COMMITTED"
+        await rig.stop()
+
+    run(main)
 
 
 def test_a_gang_runs_saves_loses_a_rank_and_restarts_from_its_checkpoint() -> None:

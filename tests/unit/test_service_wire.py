@@ -209,3 +209,29 @@ def test_a_message_of_a_newer_agent_is_passed_over() -> None:
     assert report_from_proto(node_pb2.ControlUp()) is None
     assert report_from_proto(node_pb2.ControlUp(task_call=node_pb2.TaskCall(call_id=1))) is None
     assert bulk_from_proto(node_pb2.BulkUp()) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"advertise_address": "a\nMASTER_PORT=1"}, "advertise_address"),
+        ({"advertise_address": "a\0"}, "advertise_address"),
+        ({"advertise_address": ""}, "advertise_address"),
+        ({"labels": {"rack": "\x1b[2J"}}, "labels"),
+        ({"labels": {"": "x"}}, "labels"),
+        ({"labels": {"rack": "x" * 254}}, "labels"),
+    ],
+)
+def test_what_a_node_says_of_itself_reaches_ranks_and_terminals_only_when_it_is_plain(
+    change: dict[str, Any], named: str
+) -> None:
+    facts = m.NodeFacts("n1", "fe80::1%eth0", 8000, 1 << 30, labels=(("rack", "r-1 é"),))
+    hello = report_to_proto(m.Hello(INCARNATION, facts, "pidns", BEAT, EPOCH)).hello
+    hello_from_proto(hello)
+    for field, value in change.items():
+        if isinstance(value, dict):
+            hello.labels.update(value)
+        else:
+            setattr(hello, field, value)
+    with pytest.raises(CallError, match=named):
+        hello_from_proto(hello)

@@ -30,10 +30,12 @@ from virialpb.v1 import job_pb2, node_pb2
 STDERR_TAIL_LENGTH_MAX = 4_096
 METRICS_MAX = 32
 SLOTS_MAX = 4_096
+LABEL_LENGTH_MAX = 253
 _DETAIL_LENGTH_MAX = 1_024
 _INT64_MAX = 2**63 - 1
 _PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _NODE_NAME = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?")
+_ADDRESS = re.compile(r"[A-Za-z0-9._:%-]{1,253}")
 _FENCINGS = ("pidns+cgroup", "pidns", "weak")
 
 
@@ -56,6 +58,22 @@ def hello_from_proto(message: node_pb2.Hello) -> agent.Hello:
         raise invalid_field(
             "hello.name", f"'{message.name[:60]}' is not a node's name: lower-case letters, digits, '.' and '-'"
         )
+    if not _ADDRESS.fullmatch(message.advertise_address):
+        raise invalid_field(
+            "hello.advertise_address",
+            "must be a host name or an IP address: other nodes' ranks are told to connect to it",
+        )
+    for name, value in message.labels.items():
+        if (
+            not name
+            or len(name) > LABEL_LENGTH_MAX
+            or len(value) > LABEL_LENGTH_MAX
+            or not (name + value).isprintable()
+        ):
+            raise invalid_field(
+                "hello.labels",
+                f"{name[:60]!r} and its value must be printable, of at most {LABEL_LENGTH_MAX} characters",
+            )
     if not 0 < message.cpu_millis <= _INT64_MAX or not 0 < message.memory_bytes <= _INT64_MAX:
         raise invalid_field("hello.cpu_millis", "a node offers more than 0 CPU and more than 0 memory")
     beat = beat_from_proto(message.beat) if message.HasField("beat") else agent.Beat(seq=0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import random
 import shutil
@@ -66,8 +67,7 @@ def test_nothing_is_left_of_a_cluster_whose_starter_ends(base: Path, number: sig
         assert process.stdout is not None
         line = process.stdout.readline()
         assert line, (base / "up.log").read_text()
-        address = until(lambda: virial_address(base), "the address is published")
-        run_escaping_job(address, base, mark)
+        run_escaping_job(json.loads(line)["address"], base, mark)
         processes = marked(mark, str(base))
         assert len(processes) >= 3 + 4 + 4, (
             processes
@@ -77,11 +77,6 @@ def test_nothing_is_left_of_a_cluster_whose_starter_ends(base: Path, number: sig
         until(lambda: not marked(mark, str(base)), f"all gone: {marked(mark, str(base))}")
         if number is not signal.SIGKILL:
             assert [path.name for path in base.iterdir() if path.name.startswith("virial-")] == []
-
-
-def virial_address(base: Path) -> str:
-    path = base / "run" / "virial-address"
-    return path.read_text().strip() if path.exists() else ""
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])

@@ -399,6 +399,7 @@ def etcd_store(config: Config) -> EtcdStore:
         prefix=store.prefix,
         size_bytes_max=store.size_max_bytes,
         times=EtcdTimes(open=store.open_timeout_ns / NS_PER_SECOND),
+        first_history=SystemClock().unix_ns() // NS_PER_SECOND,
     )
 
 

@@ -233,7 +233,9 @@ def order_from_proto(message: ControlDown) -> m.Order | None:
         case "drop_checkpoint":
             drop = message.drop_checkpoint
             job, checkpoint = _job(drop.job), _checkpoint(drop.checkpoint)
-            return m.DropCheckpoint(job, checkpoint, _directory(drop.directory), _member(m.Tier, drop.tier, "tier"))
+            return m.DropCheckpoint(
+                job, checkpoint, _directory(drop.directory, drop.tier), _member(m.Tier, drop.tier, "tier")
+            )
         case "checkpoint_outcome":
             outcome = message.checkpoint_outcome
             return m.CheckpointOutcome(*_owner(outcome), _checkpoint(outcome.checkpoint), outcome.state)
@@ -285,7 +287,7 @@ def _restore(restore: node_pb2.Restore) -> m.Restore:
     return m.Restore(
         checkpoint=_checkpoint(restore.checkpoint),
         step=restore.step,
-        directory=_directory(restore.directory),
+        directory=_directory(restore.directory, restore.tier),
         tier=_member(m.Tier, restore.tier, "restore.tier"),
         file=restore.file,
         digest=restore.digest,
@@ -300,7 +302,7 @@ def _task_reply(reply: node_pb2.TaskReply) -> m.TaskReply:
         error=_member(Reason, reply.error, "task_reply.error") if reply.error else None,
         error_message=reply.error_message,
         checkpoint=_checkpoint(reply.checkpoint) if reply.checkpoint else "",
-        directory=_directory(reply.directory),
+        directory=_directory(reply.directory, reply.tier),
         tier=reply.tier,
         state=reply.state,
     )
@@ -340,9 +342,13 @@ def _checkpoint(text: str) -> CheckpointId:
     return CheckpointId(text)
 
 
-def _directory(text: str) -> str:
-    if text and (not text.startswith("/") or "\0" in text or "/../" in f"{text}/"):
-        raise BadOrder(f"directory: {text[:80]!r} is not a plain absolute path")
+def _directory(text: str, tier: str) -> str:
+    """Absolute, or in the local tier relative to it and never out of it. Empty: named by nothing but the checkpoint."""
+    parts = text.split("/")
+    absolute = text.startswith("/")
+    inside = tier == m.Tier.LOCAL and {"", "."}.isdisjoint(parts)
+    if text and ("\0" in text or ".." in parts or not (absolute or inside)):
+        raise BadOrder(f"directory: {text[:80]!r} is neither a plain absolute path nor one below the local tier")
     return text
 
 

@@ -138,6 +138,8 @@ def test_the_other_orders() -> None:
     assert received(save_now=save) == m.SaveNow(SLOT, TOKEN, -1, "r")
     drop = node_pb2.DropCheckpoint(job="j", checkpoint="c1", directory="/s/c1", tier="shared")
     assert received(drop_checkpoint=drop) == m.DropCheckpoint(JobId("j"), CHECKPOINT, "/s/c1", m.Tier.SHARED)
+    own = node_pb2.DropCheckpoint(job="j", checkpoint="c1", directory="u/j.1/c1", tier="local")
+    assert received(drop_checkpoint=own) == m.DropCheckpoint(JobId("j"), CHECKPOINT, "u/j.1/c1", m.Tier.LOCAL)
     outcome = node_pb2.CheckpointOutcome(**owner, checkpoint="c1", state="COMMITTED")  # type: ignore[arg-type]
     assert received(checkpoint_outcome=outcome) == m.CheckpointOutcome(SLOT, TOKEN, CHECKPOINT, "COMMITTED")
     reply = node_pb2.TaskReply(call_id=1, slot="j.1.0", error="STALE", error_message="m")
@@ -162,6 +164,13 @@ def test_the_other_orders() -> None:
         (
             {"drop_checkpoint": node_pb2.DropCheckpoint(job="j", checkpoint="c1", directory="s", tier="shared")},
             "directory",
+        ),
+        *(
+            (
+                {"drop_checkpoint": node_pb2.DropCheckpoint(job="j", checkpoint="c1", directory=out, tier="local")},
+                "directory",
+            )
+            for out in ("..", "a/../..", "a//b", "a/", "./a")
         ),
         ({"prepare": node_pb2.Prepare(slot="j.1.0", token=WIRE_TOKEN)}, "command"),
         (

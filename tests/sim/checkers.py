@@ -140,7 +140,8 @@ class Checkers:
         return host.disk.shards if host is not None else None
 
     def _directory(self, checkpoint: Checkpoint) -> str:
-        return checkpoint.directory or f"{LOCAL_TIER}/{checkpoint.job}/{checkpoint.id}"
+        shared = checkpoint.directory.startswith("/")
+        return checkpoint.directory if shared else f"{LOCAL_TIER}/{checkpoint.directory}"
 
     def _judge_generation(self, new: Generation) -> None:
         old = self.state.generations.get(new.job, {}).get(new.number)

@@ -115,6 +115,9 @@ class User:
         if rng.random() < 0.1:
             crash = rng.randrange(1, steps)
             program = Program(steps, step_ms, program.save_every, crash, rng.choice((1, 2, 9)))
+        hangs = rng.random() < 0.06
+        if hangs:
+            program = Program(steps, step_ms, program.save_every, 0, 1)
         shared = rng.random() < 0.7
         durability = Durability.SHARED_DIRECTORY if shared else Durability.LOCAL_DISK
         devices = rng.choice((0, 0, 1, 2))
@@ -122,7 +125,7 @@ class User:
         request = (DeviceRequest("accelerator", devices, share),) if devices else ()
         return JobSpec(
             name=IMPOSSIBLE if impossible else rng.choice(("train", "tune", "eval")),
-            gang=GangSpec(ranks, rng.choice((0, 0, 1)) if not impossible else 0),
+            gang=GangSpec(ranks, rng.choice((0, 0, 1)) if not impossible else 0, self._spread(impossible)),
             resources=Resources(rng.choice((500, 1000, 2000, 3000)), 4 * GIB, request),
             task=TaskSpec(program.command(), grace_ms=rng.choice((0, 500, 3000))),
             fence_after_ns=rng.choice((8, 15, 30, 60)) * SECOND_NS,
@@ -130,4 +133,8 @@ class User:
             checkpoint=CheckpointSpec(durability, "/shared" if shared else "", timeout_ns=30 * SECOND_NS),
             restart=RestartSpec(max=rng.choice((2, 20, 20, 20))),
             priority=rng.choice((0, 0, 0, 5)),
+            start_timeout_ns=20 * SECOND_NS if hangs else 0,
         )
+
+    def _spread(self, impossible: bool) -> str:
+        return "node" if impossible or self.rng.random() < 0.8 else "none"

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from tests.sim.world import World
 
 HOUR_NS = 3_600_000_000_000
-CLONE = "clone"
 
 
 def _name(fault: Callable[[], Awaitable[None]]) -> str:
@@ -31,6 +30,8 @@ class Faults:
         self._rng: Random = world.rng("faults")
         self.kinds: Counter[str] = Counter()
         self._healed = False
+        # One at a time: a machine that runs on a copy of another's disk.
+        self._clone: Host | None = None
         # Weight, and what happens.
         self._menu: tuple[tuple[int, Callable[[], Awaitable[None]]], ...] = (
             (10, self.controller_crash),
@@ -51,6 +52,8 @@ class Faults:
             (8, self.connections_break),
             (4, self.slow_network),
             (6, self.wall_clock_jump),
+            (3, self.reimaged),
+            (4, self.task_unkillable),
             (8, self.noded_paused),
             (6, self.guardian_paused),
             (6, self.host_suspended),
@@ -94,10 +97,7 @@ class Faults:
             controller.faults.crash = None
             if controller.process is not None:
                 controller.process.thaw()
-        if clone := world.hosts.get(CLONE):
-            clone.noded_wanted = False
-            clone.lose_power()
-            del world.hosts[CLONE]
+        self._remove_clone()
         for host in world.hosts.values():
             host.thaw()
             host.disk.shards.full = False
@@ -110,7 +110,7 @@ class Faults:
             controller.start()
 
     def _host(self) -> Host:
-        return self._rng.choice([h for h in self._world.hosts.values() if h.name != CLONE])
+        return self._rng.choice([h for h in self._world.hosts.values() if h is not self._clone])
 
     def _note(self, *facts: object) -> None:
         self._world.trace.note("fault.on", *facts)
@@ -196,6 +196,30 @@ class Faults:
         await asyncio.sleep(self._rng.choice((3.0, 12.0, 40.0, 100.0)))
         host.boot()
 
+    async def reimaged(self) -> None:
+        """Its name comes back under another identity; what only its disk had is lost."""
+        host = self._host()
+        self._note(host.name)
+        host.lose_power()
+        await asyncio.sleep(self._rng.choice((5.0, 30.0)))
+        if not host.powered:
+            host.reimage()
+            host.boot()
+
+    async def task_unkillable(self) -> None:
+        """It waits in the kernel, and SIGKILL with it."""
+        if (found := self._running()) is not None:
+            host, slot = found
+            self._note(host.name, slot)
+            host.stick_slot(slot, self._rng.uniform(5.0, 40.0))
+            host.kill_slot(slot)
+
+    def _running(self) -> tuple[Host, str] | None:
+        running = [run for runs in self._world.truth.running.values() for run in runs]
+        run = self._rng.choice(running) if running else None
+        host = self._world.hosts.get(run.host) if run is not None else None
+        return (host, run.slot) if run is not None and host is not None else None
+
     async def noded_killed(self) -> None:
         self._host().kill_noded()
 
@@ -230,30 +254,31 @@ class Faults:
         host.thaw()
 
     async def task_killed(self) -> None:
-        running = [run for runs in self._world.truth.running.values() for run in runs]
-        if running:
-            run = self._rng.choice(running)
-            host = self._world.hosts.get(run.host)
-            if host is not None:
-                host.kill_slot(run.slot)
+        if (found := self._running()) is not None:
+            host, slot = found
+            host.kill_slot(slot)
 
     async def cloned(self, original: Host | None = None) -> None:
         """The data directory is copied to another machine, which is started: it claims to be the same node."""
-        if CLONE in self._world.hosts:
+        if self._clone is not None:
             return
         original = original or self._host()
         self._note(original.name)
         disk = original.disk.copy()
-        clone = self._world.add_host(
-            CLONE, disk, cpu_millis=original.cpu_millis, devices=len(original.inventory.devices)
-        )
+        name, devices = f"clone{self.kinds.total()}", len(original.inventory.devices)
+        clone = self._clone = self._world.add_host(name, disk, cpu_millis=original.cpu_millis, devices=devices)
         clone.node_name = original.node_name
         clone.start_noded()
         await asyncio.sleep(self._rng.uniform(5.0, 40.0))
-        if self._world.hosts.get(CLONE) is clone:
+        if self._clone is clone:
+            self._remove_clone()
+
+    def _remove_clone(self) -> None:
+        clone, self._clone = self._clone, None
+        if clone is not None:
             clone.noded_wanted = False
             clone.lose_power()
-            del self._world.hosts[CLONE]
+            del self._world.hosts[clone.name]
 
     async def cloned_of_a_silent_node(self) -> None:
         """Thought dead and replaced by a copy of its disk, while it still runs, cut off."""

@@ -356,7 +356,14 @@ class Host:
 
     def kill_rank(self, rank: Rank, after_s: float, signal: int = 9) -> None:
         """It runs on until the kernel is done with it."""
-        self.world.loop.after(after_s, self._killed, rank, signal)
+        self.world.loop.after(after_s + rank.stuck_s, self._killed, rank, signal)
+
+    def stick_slot(self, slot: str, seconds: float) -> None:
+        """The kernel will not let go of this task for so long: no promise holds for it (design: leases, 4)."""
+        for rank in self._ranks:
+            if rank.run.slot == slot and rank.run.end_ns is None:
+                rank.stuck_s = seconds
+                rank.run.exempt = True
 
     def _killed(self, rank: Rank, signal: int) -> None:
         if rank.run.end_ns is None and rank.process.life is not Life.FROZEN:
@@ -423,6 +430,10 @@ class Host:
         if self.noded is not None:
             self.noded.kill()
         self.disk.shards.lose_power()
+
+    def reimage(self) -> None:
+        """Installed anew while it is off: another identity under the same name."""
+        self.disk = HostDisk(f"{self.rng.getrandbits(64):016x}")
 
     def boot(self) -> None:
         if self.powered:

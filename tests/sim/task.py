@@ -31,7 +31,7 @@ class CallRefused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """`crash_step` -1: never. It crashes in its first `crashes` generations."""
+    """`crash_step` -1: never; 0: it hangs before its first step. Either in its first `crashes` generations only."""
 
     steps: int
     step_ms: int
@@ -81,6 +81,8 @@ class Rank:
         self._calls: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._next_call = 0
         self.connected = True
+        # How long SIGKILL takes where the kernel does not let go of it.
+        self.stuck_s = 0.0
 
     # -- VIRIAL_SOCK
 
@@ -124,6 +126,8 @@ class Rank:
         meeting = self.host.world.collective(token, world_size)
         await asyncio.sleep(rng.uniform(*START_S))
         step = 0
+        if program.crash_step == 0 and token.generation <= program.crashes and rank == 0:
+            await asyncio.Event().wait()
         if "VIRIAL_CHECKPOINT_ID" in self._env:
             step = self._restore(rank)
         while step < program.steps:

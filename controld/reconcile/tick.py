@@ -85,9 +85,12 @@ def _grace_ms(p: Pass, status: SlotStatus) -> int:
 
 def _checkpoints(p: Pass, job: Job) -> None:
     table = p.state.checkpoints.get(job.id, {})
+    newest = max(
+        ((c.generation, c.step) for c in table.values() if c.state is CheckpointState.COMMITTED), default=(0, 0)
+    )
     for checkpoint in table.values():
         if checkpoint.state is CheckpointState.BEGUN:
-            _abort_if_late(p, job, checkpoint)
+            _abort_if_hopeless(p, job, checkpoint, newest)
         elif checkpoint.state is CheckpointState.DROPPING:
             _order_drop(p, checkpoint)
     may_go = sorted(droppable(p.state, job.id))
@@ -96,11 +99,20 @@ def _checkpoints(p: Pass, job: Job) -> None:
         p.commands.append(CollectCheckpoints(job.id, doomed))
 
 
-def _abort_if_late(p: Pass, job: Job, checkpoint: Checkpoint) -> None:
-    """Every phase has a deadline (G20); a part that never comes must not keep the record open."""
+def _abort_if_hopeless(p: Pass, job: Job, checkpoint: Checkpoint, newest: tuple[int, int]) -> None:
+    """A part that never comes must not keep the record open. `newest`: (generation, step) of the newest committed.
+
+    Every phase has a deadline (G20). And a gang that has committed a later step has no use for an earlier one: ranks
+    that gave up their saves while the controller was away leave some behind, and only so many may be open at a time.
+    """
     since_ns = p.view.first_seen(p.now.boottime_ns, "begun", job.id, checkpoint.id)
-    if p.now.boottime_ns - since_ns > job.spec.checkpoint.timeout_ns:
-        p.commands.append(AbortCheckpoint(job.id, checkpoint.generation, checkpoint.id, "DEADLINE"))
+    reason = ""
+    if (checkpoint.generation, checkpoint.step) < newest:
+        reason = "OVERTAKEN"
+    elif p.now.boottime_ns - since_ns > job.spec.checkpoint.timeout_ns:
+        reason = "DEADLINE"
+    if reason:
+        p.commands.append(AbortCheckpoint(job.id, checkpoint.generation, checkpoint.id, reason))
 
 
 def _order_drop(p: Pass, checkpoint: Checkpoint) -> None:

@@ -208,6 +208,21 @@ def test_a_rank_that_begins_ever_new_checkpoints_is_refused() -> None:
     assert world.reply(BeginCheckpoint(job, 1, epoch, 1, 0)).state == "BEGUN"
 
 
+def test_an_open_checkpoint_ends_when_a_later_step_is_committed() -> None:
+    world, job = running()
+    generation = world.state.current(job)
+    assert generation is not None
+    epoch, ranks = world.state.epoch_of(generation), generation.ranks
+    ids = {step: world.reply(BeginCheckpoint(job, 1, epoch, 0, step)).subject for step in (5, 10, 15)}
+    for member in ranks:
+        part = PrepareShard(job, 1, epoch, member.rank or 0, member.node, CheckpointId(ids[10]), 10, 1, "d", "f")
+        world.reply(part)
+    world.tick()
+    states = {c.step: c.state for c in world.state.checkpoints[job].values()}
+    assert states == {5: CheckpointState.ABORTED, 10: CheckpointState.COMMITTED, 15: CheckpointState.BEGUN}
+    assert world.kinds().count("checkpoint.aborted") == 1
+
+
 def test_a_grant_of_other_resources_than_were_asked_for_is_refused() -> None:
     world = World(3)
     job = world.submit(spec(1))

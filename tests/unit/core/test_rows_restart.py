@@ -116,8 +116,14 @@ def drain_moves_the_gang() -> None:
 def drain_is_only_a_hold(patch: Patch) -> None:
     lost = gang._lost_member  # pyright: ignore[reportPrivateUsage]
 
-    def blind(p: gang.Pass, job: gang.Job, generation: gang.Generation) -> object:
-        found = lost(p, job, generation)
+    def blind(
+        p: gang.Pass,
+        job: gang.Job,
+        generation: gang.Generation,
+        token: gang.Token,
+        statuses: dict[gang.SlotId, gang.SlotStatus | None],
+    ) -> tuple[StopReason, gang.Member, str] | None:
+        found = lost(p, job, generation, token, statuses)
         return None if found is not None and found[0] is StopReason.DRAIN else found
 
     patch.setattr(gang, "_lost_member", blind)

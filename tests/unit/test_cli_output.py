@@ -190,7 +190,7 @@ def test_the_job_shows_its_first_error_and_what_it_was_restored_from(
 def test_explain_gives_every_reason_with_its_count(cluster: FakeCluster, capsys: pytest.CaptureFixture[str]) -> None:
     shown = lines(cluster, capsys, "explain")
     assert shown[0] == "big-2 is PENDING; 5 nodes considered:"
-    assert "  - 1 node held from new work; `virial node NODE` shows by whom" in shown
+    assert "  - 1 node held from new work; `virial node` shows by whom" in shown
     assert any(line.startswith("  - 1 node not heard from") for line in shown)
     assert any("ranks needed 9" in line for line in shown)
     assert shown[-1] == "it would fit with gang.ranks: 3"

@@ -20,7 +20,7 @@ _SEATS_MAX: Final = 16
 _UNFIT_OF_NODES: Final[Mapping[str, str]] = {
     "NOT_LIVE": "not heard from; see whether noded runs there",
     "NOT_REPORTED": "connected, but no inventory or guardian yet",
-    "HELD": "held from new work; `virial node NODE` shows by whom",
+    "HELD": "held from new work; `virial node` shows by whom",
     "CPU": "without enough free CPU",
     "MEMORY": "without enough free memory",
     "DEVICES": "without the free devices asked for",

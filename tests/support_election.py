@@ -39,17 +39,21 @@ STORE_TIMEOUT_SECONDS = 0.25
 class CutStore(MemoryStore):
     """A handle whose member can be cut off: nothing arrives, and its stream of commits stands still or breaks.
 
-    `lose_answers`: requests arrive and take effect, and nobody hears of it.
+    `lose_answers`: requests arrive and take effect, and nobody hears of it. `hung`: they arrive only once that is over.
+    `lag_s`: of the stream of commits.
     """
 
     def __init__(self, disk: MemoryDisk) -> None:
         super().__init__(disk)
         self.cut = False
         self.lose_answers = False
-        self.mended = asyncio.Event()
+        self.hung = False
+        self.lag_s = STORE_SECONDS
 
     async def _arrive(self) -> None:
         await asyncio.sleep(STORE_SECONDS)
+        while self.hung:  # noqa: ASYNC110 - virtual time
+            await asyncio.sleep(0.01)
         if self.cut:
             await asyncio.sleep(STORE_TIMEOUT_SECONDS)
             raise OutcomeUnknownError("no answer")
@@ -91,7 +95,7 @@ class CutStore(MemoryStore):
             raise OutcomeUnknownError("no answer")
         async with aclosing(super().follow(after_revision)) as items:
             async for item in items:
-                await asyncio.sleep(STORE_SECONDS)
+                await asyncio.sleep(self.lag_s)
                 if self.cut:
                     raise OutcomeUnknownError("no leader")
                 yield item

@@ -14,6 +14,7 @@ from controld.replica.leader import Term, load_term
 from controld.replica.observe import Log, LogName
 from controld.replica.peers import HandOver, Peers
 from controld.replica.settings import LeaderSettings
+from controld.replica.sightings import Sightings
 from controld.replica.standby import Standby
 from controld.store.port import SharedStore, StoreError
 
@@ -27,6 +28,7 @@ class Following:
         peers: Peers,
         clock: Clock,
         settings: LeaderSettings,
+        sightings: Sightings,
         timings: Timings,
         log: Log,
         on_loaded: Callable[[], None],
@@ -34,6 +36,7 @@ class Following:
         self._store = store
         self._clock = clock
         self._settings = settings
+        self._sightings = sightings
         self._log = log
         self._broke: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.elector = Elector(
@@ -49,6 +52,7 @@ class Following:
             store=store,
             clock=clock,
             settings=settings,
+            sightings=sightings,
             log=log,
             on_leader=self.elector.see,
             on_sees=self.elector.wake,
@@ -90,8 +94,11 @@ class Following:
             state = None
         if state is None or self.standby.hub is None or state.history != epoch.history:
             self._log(LogName.STANDBY_DROPPED, error="the copy did not reach the takeover; loading")
-            return await load_term(self._store, won.leadership, self._clock, self._settings, won.began_ns)
-        view.sighted = self.standby.sighted()
+            term = await load_term(self._store, won.leadership, self._clock, self._settings, won.began_ns)
+            self._sightings.loaded(term.state, self._clock.boottime_ns())
+            term.view.sighted = self._sightings.all()
+            return term
+        view.sighted = self._sightings.all()
         return Term(won.leadership, state, view, self.standby.hub, won.began_ns)
 
     async def take(self, request: HandOver) -> str:

@@ -30,6 +30,7 @@ from controld.replica.office import Office
 from controld.replica.planning import Planning
 from controld.replica.session import NodeSession
 from controld.replica.settings import LeaderSettings
+from controld.replica.sightings import Sightings
 from controld.replica.stall import StallWatch
 from controld.replica.states import restore
 from controld.replica.ticker import Ticker
@@ -53,7 +54,8 @@ class Term:
 
 
 class Leader:
-    """`store` is open and stays its owner's, as `planner` does. `rng` gives the cluster's uid, once."""
+    """`store` is open and stays its owner's, as `planner` does. `rng` gives the cluster's uid, once. `sightings` of one
+    of several are kept up while it leads."""
 
     def __init__(
         self,
@@ -66,6 +68,7 @@ class Leader:
         identity: str,
         log: Log = silent,
         observer: Observer = UNOBSERVED,
+        sightings: Sightings | None = None,
     ) -> None:
         self.lost = asyncio.Event()
         self._store = store
@@ -76,6 +79,7 @@ class Leader:
         self._identity = identity
         self._log = log
         self._observer = observer
+        self._sightings = sightings
         self._crew = Crew(self._broken)
         self._wake = asyncio.Event()
         self._office: Office | None = None
@@ -243,8 +247,11 @@ class Leader:
     def _committed(self, committed: Committed) -> None:
         assert self._hub is not None
         assert self._agents is not None
-        self._hub.publish(committed.batch, committed.size_bytes)
-        self._agents.committed(committed.batch)
+        batch = committed.batch
+        if self._sightings is not None:
+            self._sightings.committed(batch.changes, batch.revision, self._clock.boottime_ns())
+        self._hub.publish(batch, committed.size_bytes)
+        self._agents.committed(batch)
         self._wake.set()
 
     def _lose(self, error: StoreError) -> None:

@@ -32,6 +32,7 @@ from controld.replica.peers import HandedOver, HandOver, Peers, Ping
 from controld.replica.reading import STALE_READS
 from controld.replica.session import NodeSession
 from controld.replica.settings import LeaderSettings
+from controld.replica.sightings import Sightings
 from controld.store.port import (
     EVIDENCE_SECONDS,
     DeposedError,
@@ -85,6 +86,7 @@ class Replica:
         self._observer = observer
         self._on_lead = on_lead
         self._on_loaded = on_loaded
+        self._sightings = Sightings()
         self._following: Following | None = None
         self._leading: _Leading | None = None
         self._moved = asyncio.Event()
@@ -115,6 +117,7 @@ class Replica:
                 peers=self._peers,
                 clock=self._clock,
                 settings=self._settings,
+                sightings=self._sightings,
                 timings=self._timings,
                 log=self._log,
                 on_loaded=self._on_loaded,
@@ -136,6 +139,7 @@ class Replica:
             identity=self.place.identity,
             log=self._log,
             observer=self._observer,
+            sightings=self._sightings,
         )
         try:
             await leader.start(term)

@@ -7,18 +7,16 @@ that is gone, a record that cannot be read) drops the whole copy, and it is load
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import aclosing
 
-from controld.core import keys
-from controld.core.ids import NodeUid
-from controld.core.model import Event, Liveness, Node
+from controld.core.model import Event
 from controld.core.state import Change, State
-from controld.health.view import Sighting
 from controld.replica.clock import Clock
 from controld.replica.hub import CommittedBatch, WatchHub
 from controld.replica.observe import Log, LogName
 from controld.replica.settings import LeaderSettings
+from controld.replica.sightings import Sightings
 from controld.replica.states import restore_in_slices
 from controld.store import codec
 from controld.store.port import (
@@ -30,8 +28,6 @@ from controld.store.port import (
     SharedStore,
     StoreError,
 )
-
-NODES = keys.node(NodeUid(""))
 
 
 class _Unfit(Exception):
@@ -51,6 +47,7 @@ class Standby:
         store: SharedStore,
         clock: Clock,
         settings: LeaderSettings,
+        sightings: Sightings,
         log: Log,
         on_leader: Callable[[Incumbent | None], None],
         on_sees: Callable[[], None],
@@ -60,7 +57,7 @@ class Standby:
         self.hub: WatchHub | None = None
         self.sees = False
         self.incumbent: Incumbent | None = None
-        self._sighted: dict[NodeUid, Sighting] = {}
+        self._sightings = sightings
         self._store = store
         self._clock = clock
         self._settings = settings
@@ -98,16 +95,10 @@ class Standby:
             self._moved.clear()
             await self._moved.wait()
 
-    def sighted(self) -> dict[NodeUid, Sighting]:
-        return dict(self._sighted)
-
     async def _load(self) -> State:
         loaded = await self._store.load()
         state = await restore_in_slices(loaded)
-        now_ns = self._clock.boottime_ns()
-        # Whatever was seen before the copy was dropped may have been undone meanwhile.
-        self._sighted = {}
-        self._sight(state.nodes.values(), now_ns)
+        self._sightings.loaded(state, self._clock.boottime_ns())
         settings = self._settings
         self.hub = WatchHub(
             state.history, state.revision, commits_max=settings.watch_commits_max, bytes_max=settings.watch_bytes_max
@@ -129,26 +120,12 @@ class Standby:
                 Change(c.key, None if c.value is None else codec.decode(c.key, c.value)) for c in item.changes
             )
             state.apply(changes, item.revision)
-            self._sight((c.record for c in changes if isinstance(c.record, Node)), self._clock.boottime_ns())
-            for change in changes:
-                if change.record is None and change.key.startswith(NODES):
-                    self._sighted.pop(NodeUid(change.key.removeprefix(NODES)), None)
+            self._sightings.committed(changes, item.revision, self._clock.boottime_ns())
             events = tuple(c.record for c in changes if isinstance(c.record, Event))
             assert self.hub is not None
             size_bytes = sum(len(c.key) + len(c.value or b"") for c in item.changes)
             self.hub.publish(CommittedBatch(item.revision, changes, events), size_bytes)
         self._moved.set()
-
-    def _sight(self, nodes: Iterable[Node], now_ns: int) -> None:
-        for node in nodes:
-            known = self._sighted.get(node.uid)
-            same = known is not None and known.incarnation == node.incarnation
-            since_ns = known.since_ns if same and known is not None else now_ns
-            suspect_ns = None
-            if node.liveness is Liveness.SUSPECT:
-                former_ns = known.suspect_since_ns if same and known is not None else None
-                suspect_ns = now_ns if former_ns is None else former_ns
-            self._sighted[node.uid] = Sighting(node.incarnation, since_ns, suspect_ns)
 
     def _see(self, incumbent: Incumbent | None) -> None:
         self.incumbent = incumbent

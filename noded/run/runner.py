@@ -51,7 +51,13 @@ class Site:
 
 
 def spawn_python(argv: list[str], env: dict[str, str], fds: dict[int, int]) -> int:
-    """Starts this interpreter without site packages; `fds` maps child fd -> ours, nothing else is inherited."""
+    """Starts this interpreter without site packages; `fds` maps child fd -> ours, nothing else is inherited.
+
+    But for LD_LIBRARY_PATH: an interpreter that needed it to start this process needs it again. Tasks get none of it.
+    """
+    libraries = os.environ.get("LD_LIBRARY_PATH")
+    if libraries is not None:
+        env = {**env, "LD_LIBRARY_PATH": libraries}
     # Sources first moved out of the way: a dup2 must not overwrite one that is still needed.
     moved = {target: os.dup(source) for target, source in fds.items()}
     high = {target: _above(fd, max(fds) + 1) for target, fd in moved.items()}

@@ -49,6 +49,8 @@ def start_as_nobody(world: World) -> None:
         *("--fencing", world.fencing, "--data-dir", str(world.data_dir), "--runtime-dir", str(world.runtime_dir)),
     ]
     env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(source), "PYTHONDONTWRITEBYTECODE": "1"}
+    # A shared libpython is looked for where it was built to be, which `nobody` may not see.
+    env["LD_LIBRARY_PATH"] = str(python / "lib")
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=HANG_SECONDS, cwd="/")
     assert done.returncode == 0, done.stderr
 
@@ -66,7 +68,9 @@ async def test_an_ordinary_user_gets_the_fence_the_kernel_allows(world: World) -
 
 async def test_the_lease_and_escapees_of_an_ordinary_user(world: World) -> None:
     noded = await world.noded(spawn=False)
-    status = await noded.run([str(world.base / "python" / INTERPRETER), "-I", "-S", "-c", ESCAPE])
+    python = world.base / "python"
+    libraries = f"LD_LIBRARY_PATH={python / 'lib'}"
+    status = await noded.run(["env", libraries, str(python / INTERPRETER), "-I", "-S", "-c", ESCAPE])
     await until(lambda: "escaped" in world.log("j.1.0"), "it forked away")
     assert status.pid is not None
     fresh = await noded.client.extend({"j.1.0": now_ns() + 10**12})

@@ -17,7 +17,7 @@ from tests.sim.world import Shape
 SHORT = Shape(trouble_s=200, length_s=0, commands=30, faults=8)
 
 
-@pytest.mark.parametrize("seed", [*known_seeds(), *range(1, 4)])
+@pytest.mark.parametrize("seed", [*known_seeds(), 1, 2])
 def test_nothing_that_was_promised_is_broken(seed: int) -> None:
     result = run(Errand(seed))
     assert result.violations == (), f"./run sim SEED={seed}"

@@ -40,7 +40,11 @@ FAULTS = 16
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How much of everything. `menu`: only these faults; `stop_at`: these checkers' first accusation ends the run."""
+    """How much of everything.
+
+    `menu`: only these faults. `stop_at`: the first accusation by one of these checkers ends the run. `heals`: the world
+    is healed in the end, and judged by what comes of it.
+    """
 
     trouble_s: float = TROUBLE_S
     length_s: float = LENGTH_S
@@ -48,6 +52,7 @@ class Shape:
     faults: int = FAULTS
     menu: tuple[str, ...] = ()
     stop_at: tuple[str, ...] = ()
+    heals: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +182,8 @@ class World:
         while self.loop.time() < self.shape.trouble_s:
             await asyncio.sleep(5.0)
             self._ask_why()
+        if not self.shape.heals:
+            return
         self.trace.note("heal")
         for task in asking:
             task.cancel()

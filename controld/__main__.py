@@ -60,6 +60,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         from controld.member import main as member_main
 
         return member_main(words[1:])
+    if words and words[0] in ("backup", "restore"):
+        from controld.copies import main as copies_main
+
+        return copies_main(words)
     options = _parser().parse_args(words)
     try:
         loaded = _load(options)
@@ -110,7 +114,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="controld",
         description="The controller of a Virial cluster. Settings: defaults < file < VIRIAL_CONTROLD__... < flags.",
-        epilog="`controld member` runs the etcd member beside a controller. "
+        epilog="`controld member` runs the etcd member beside a controller; `controld backup FILE` and "
+        "`controld restore FILE` copy the SQLite store and put it back. "
         "exit status: 1 failed or lost the leadership, 2 settings, 3 address in use, 4 data directory",
     )
     parser.add_argument("--config", metavar="FILE", help=f"TOML file (default: {DEFAULT_FILE} where it exists)")

@@ -89,7 +89,7 @@ class Admission:
         raise SessionRefusedError(
             Reason.FENCED,
             f"the agent has seen leader epoch {hello.leader_epoch_seen} or a later grant, this controller leads at "
-            f"{self._office.epoch}: the store was set back without `virial admin restore`",
+            f"{self._office.epoch}: the store was set back without `controld restore`",
         )
 
     async def prove_or_lose(self, doubt: str) -> None:

@@ -36,7 +36,7 @@ def settled(kv: pb.KeyValue | None) -> int:
     """The history counter. Raises StoreCorruptError where a restore was cut short, or the key is gone."""
     history, restoring = read_history(etcd_txn.required(kv).value)
     if restoring:
-        raise StoreCorruptError("etcd: a restore is under way or was cut short; run `virial admin restore` to its end")
+        raise StoreCorruptError("etcd: a restore is under way or was cut short; run `controld restore` to its end")
     return history
 
 

@@ -25,7 +25,7 @@ def read(directory: Path) -> Epoch:
     try:
         return parse_epoch(text)
     except ValueError as error:
-        raise StoreCorruptError(f"{file}: not HISTORY.REVISION; write what `virial admin status` shows") from error
+        raise StoreCorruptError(f"{file}: not HISTORY.REVISION; write what `virial status` shows") from error
 
 
 def write(directory: Path, seen: Epoch) -> None:

@@ -97,7 +97,7 @@ def problems(status: pb.StatusResponse) -> tuple[str, ...]:
         if "NOSPACE" in text:
             found.append("etcd has set its space alarm and takes no writes; it is compacted and defragmented by itself")
         elif "CORRUPT" in text:
-            found.append(f"etcd reports a corrupt member ({text}); replace it with `virial admin members replace`")
+            found.append(f"etcd reports a corrupt member ({text}); replace it with `etcdctl member remove` and `add`")
         elif "no leader" not in text:
             found.append(f"etcd reports: {text}")
     if (warning := version_warning(status.version)) is not None:

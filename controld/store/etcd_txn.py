@@ -197,6 +197,6 @@ def required(kv: pb.KeyValue | None) -> pb.KeyValue:
     """The history key. Raises StoreCorruptError: it is written before anything else, and never deleted."""
     if kv is None:
         raise StoreCorruptError(
-            "etcd: the history key is missing: somebody emptied it; restore a backup with `virial admin restore`"
+            "etcd: the history key is missing: somebody emptied it; restore a backup with `controld restore`"
         )
     return kv

@@ -97,13 +97,13 @@ class MemberProcess:
         if quarantined.exists():
             raise MemberQuarantinedError(
                 f"{directory / 'data'} is damaged ({quarantined.read_text(errors='replace').strip()}). Replace the "
-                "member with `virial admin members replace` while the others have a majority, or restore a backup; "
+                "member with `etcdctl member remove` and `add` while the others have a majority, or restore a backup; "
                 f"then move {directory} away"
             )
         if (directory / "started").exists() and not (directory / "data" / "member").exists():
             raise MemberQuarantinedError(
                 f"{directory / 'data'} is gone, and this member had started before: begun anew it would have "
-                "forgotten what it acknowledged. Replace it with `virial admin members replace`, or restore a backup "
+                "forgotten what it acknowledged. Replace it by `etcdctl member remove` and `add`, or restore a backup "
                 f"into an empty directory; {directory / 'started'} says that it ran"
             )
 

@@ -95,6 +95,10 @@ class SqliteStore:
     async def backup(self, path: str) -> None:
         """Write a whole, checked copy to `path`, in one step; commits go on meanwhile. Raises OSError, StoreError."""
         self._opened()
+        await self.copy_to(path)
+
+    async def copy_to(self, path: str) -> None:
+        """As `backup`, of a store that this process need not have open: another one may serve it."""
         await asyncio.to_thread(sqlite_backup.write, self._path, Path(path))
 
     async def restore(self, path: str) -> None:

@@ -30,7 +30,7 @@ DATABASE = "state.sqlite3"
 
 _MAGIC = b"SQLite format 3\0"
 _HEADER_BYTES = 100
-_RESTORE_HINT = "nothing was changed; restore a backup with `virial admin restore`, or repair the disk first"
+_RESTORE_HINT = "nothing was changed; restore a backup with `controld restore`, or repair the disk first"
 
 
 class DirectoryLock:
@@ -192,7 +192,7 @@ def require_absent(path: Path) -> None:
     if traces:
         raise StoreCorruptError(
             f"{path}: missing, but {traces[0].name} shows that the directory was in use; restore a backup with "
-            f"`virial admin restore`, or empty {path.parent} to begin a new cluster"
+            f"`controld restore`, or empty {path.parent} to begin a new cluster"
         )
 
 
@@ -208,7 +208,7 @@ def read_history(path: Path) -> int:
     except FileNotFoundError:
         return 0
     if not text.isdecimal():
-        raise StoreCorruptError(f"{file}: not a number; write the history counter into it (`virial admin status`)")
+        raise StoreCorruptError(f"{file}: not a number; write the history counter into it (`virial status`)")
     return int(text)
 
 

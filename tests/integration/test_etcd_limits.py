@@ -218,7 +218,7 @@ class TestHistory:
         await asyncio.gather(task, return_exceptions=True)
         lossy.wire.losses.clear()
         for attempt in (lossy.other.load, lambda: lossy.other.campaign("b")):
-            with pytest.raises(StoreCorruptError, match="run `virial admin restore` to its end"):
+            with pytest.raises(StoreCorruptError, match="run `controld restore` to its end"):
                 await attempt()
         await lossy.other.restore(str(tmp_path / "backup"))
         assert len(await contents(lossy.store)) == 50

@@ -223,7 +223,8 @@ async def test_a_drained_node_is_left_by_its_work(served: Served) -> None:
     drained = await served.cluster.DrainNode(cluster_pb2.DrainNodeRequest(name="nodes/n1", reason="new disk"))
     assert drained.draining
     assert not drained.schedulable
-    await agent.until(lambda: bool(agent.orders("stop")))
+    # The rank reports progress, so it is asked to save before it is stopped.
+    await agent.until(lambda: bool(agent.orders("save_now")))
     await agent.leave()
 
 

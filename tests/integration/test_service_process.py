@@ -140,7 +140,7 @@ def test_a_damaged_database_is_named_and_left_alone(tmp_path: Path, damage: str)
     assert done.returncode == 4
     line = one_line(done)
     assert str(database) in line
-    assert "virial admin restore" in line
+    assert "controld restore" in line
     assert database.read_bytes() == content
 
 

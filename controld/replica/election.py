@@ -21,7 +21,7 @@ class Timings:
     """Defaults are those of the design (store): pings 100 ms, takeover 400 ms, no ping on a proof older than 750 ms.
 
     `answer_ns`: how long a peer's answer is good for. `hold_back_ns`: after a takeover that failed, before the next.
-    `stall_ns`: a loop that stood still for so long has not listened meanwhile.
+    `stall_ns`: a loop that stood still for so long has not listened meanwhile. `doubt_ns`: how long one may take.
     """
 
     ping_interval_ns: int = 100 * MS_NS
@@ -31,6 +31,7 @@ class Timings:
     answer_ns: int = 200 * MS_NS
     hold_back_ns: int = 100 * MS_NS
     stall_ns: int = 200 * MS_NS
+    doubt_ns: int = 1_000 * MS_NS
 
 
 class Verdict(StrEnum):
@@ -70,7 +71,8 @@ class Knowledge:
 
     `sees`: its copy is loaded and goes along with the store. `seen_ns`: when it saw the incumbent. `heard_ns`: when the
     last ping of the incumbent came in. `listening_ns`: since when its own loop has not stood still. `answers`: by
-    peer, about this incumbent. `invited`: the token of a leader that asked this replica to take its place.
+    peer, about this incumbent. `invited`: the token of a leader that asked this replica to take its place. `cut`: its
+    stream of pings broke, and no ping has come since.
     """
 
     identity: str
@@ -84,6 +86,7 @@ class Knowledge:
     asked_ns: int | None = None
     invited: int | None = None
     held_back_ns: int = 0
+    cut: bool = False
 
     @property
     def token(self) -> int:
@@ -178,6 +181,17 @@ def judge_leading(now_ns: int, own_token: int, proved_ns: int, token: int, timin
     if own_token != token:
         return Verdict.OTHER if own_token > token else Verdict.BLIND
     return Verdict.LEADS if may_ping(now_ns, proved_ns, timings) else Verdict.AGREES
+
+
+def in_doubt(now_ns: int, known: Knowledge, timings: Timings) -> bool:
+    """Whether another may lead any moment, so that it is better to wait for that than to name the incumbent.
+
+    A silence that lasts and ends no leadership is a bad link of this replica's own, and no doubt any more.
+    """
+    if known.incumbent is None or known.own:
+        return True
+    silent_ns = now_ns - known.silent_since_ns()
+    return (known.cut or silent_ns >= timings.takeover_ns // 2) and silent_ns < timings.takeover_ns + timings.doubt_ns
 
 
 def may_ping(now_ns: int, proved_ns: int, timings: Timings) -> bool:

@@ -13,7 +13,19 @@ from typing import Final
 
 from controld.replica.clock import SECOND_NS, Clock
 from controld.replica.crew import Crew
-from controld.replica.election import Ask, Knowledge, TakeOver, Timings, Verdict, Wait, Why, counts, decide, judge
+from controld.replica.election import (
+    Ask,
+    Knowledge,
+    TakeOver,
+    Timings,
+    Verdict,
+    Wait,
+    Why,
+    counts,
+    decide,
+    in_doubt,
+    judge,
+)
 from controld.replica.observe import Log, LogName
 from controld.replica.peers import PeerLostError, Peers, Ping
 from controld.store.port import Incumbent, Leadership, SharedStore, StoreError
@@ -41,7 +53,8 @@ class Won:
 
 
 class Elector:
-    """`sees` tells whether the copy goes along with the store. `won` is set once."""
+    """`sees` tells whether the copy goes along with the store; `on_news` is called when who leads, or whether it is
+    heard, has changed. `won` is set once."""
 
     def __init__(
         self,
@@ -53,6 +66,7 @@ class Elector:
         timings: Timings,
         log: Log,
         sees: Callable[[], bool],
+        on_news: Callable[[], None],
     ) -> None:
         self._place = place
         self._store = store
@@ -61,6 +75,8 @@ class Elector:
         self._timings = timings
         self._log = log
         self._sees = sees
+        self._on_news = on_news
+        self._cut = False
         self._incumbent: Incumbent | None = None
         now_ns = clock.boottime_ns()
         self._seen_ns = now_ns
@@ -84,12 +100,13 @@ class Elector:
         former, self._incumbent = self._incumbent, incumbent
         if _token(former) != _token(incumbent):
             self._seen_ns = self._clock.boottime_ns()
-            self._heard_ns, self._asked_ns, self._told = None, None, None
+            self._heard_ns, self._asked_ns, self._told, self._cut = None, None, None, False
             self._answers.clear()
             leader = "" if incumbent is None else incumbent.leadership.identity
             self._log(LogName.LEADER_SEEN, leader=leader, token=_token(incumbent))
             self._changed.set()
         self.wake()
+        self._on_news()
 
     def wake(self) -> None:
         """Something of what is decided on may have changed."""
@@ -110,6 +127,13 @@ class Elector:
         if counts(ping.epoch, self._incumbent):
             self._heard_ns = self._clock.boottime_ns()
             self._told = None
+            if self._cut:
+                self._cut = False
+                self._on_news()
+
+    def in_doubt(self) -> bool:
+        """Whether another may lead any moment."""
+        return in_doubt(self._clock.boottime_ns(), self._known(), self._timings)
 
     # -- the work
 
@@ -168,6 +192,7 @@ class Elector:
             asked_ns=self._asked_ns,
             invited=self._invited,
             held_back_ns=self._held_back_ns,
+            cut=self._cut,
         )
 
     def _ask_all(self, token: int, crew: Crew) -> None:
@@ -238,7 +263,7 @@ class Elector:
                     async with asyncio.timeout(patience_seconds):
                         self.heard(await anext(pings))
         except (PeerLostError, TimeoutError, StopAsyncIteration):
-            return
+            self._cut = True
 
 
 def _token(incumbent: Incumbent | None) -> int:

@@ -32,6 +32,7 @@ class Following:
         timings: Timings,
         log: Log,
         on_loaded: Callable[[], None],
+        on_news: Callable[[], None],
     ) -> None:
         self._store = store
         self._clock = clock
@@ -47,6 +48,7 @@ class Following:
             timings=timings,
             log=log,
             sees=lambda: self.standby.sees,
+            on_news=on_news,
         )
         self.standby = Standby(
             store=store,

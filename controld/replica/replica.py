@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -89,6 +90,7 @@ class Replica:
         self._sightings = Sightings()
         self._following: Following | None = None
         self._leading: _Leading | None = None
+        self._stopping = False
         self._moved = asyncio.Event()
         self._epoch = NO_EPOCH
         self._successor = ""
@@ -102,6 +104,8 @@ class Replica:
 
     async def stop(self) -> None:
         """Hand a leadership over, or resign it; then end everything."""
+        self._stopping = True
+        self._move()
         leading = self._leading
         if leading is not None and not leading.leader.lost.is_set() and not await self.hand_over():
             await handover.resign(leading.leader, leading.leadership, store=self._store, log=self._log)
@@ -121,6 +125,7 @@ class Replica:
                 timings=self._timings,
                 log=self._log,
                 on_loaded=self._on_loaded,
+                on_news=self._move,
             )
             term = await self._following.run()
             if term is None:
@@ -275,7 +280,7 @@ class Replica:
 
     async def submit(self, command: Command) -> Reply:
         """As `Leader.submit`; NotLeaderError is a DeposedError."""
-        leader = self._leader()
+        leader = await self._leader()
         try:
             return await leader.submit(command)
         except DeposedError as error:
@@ -285,14 +290,14 @@ class Replica:
         """As `Leader.barrier`. A call that is content with a stale read passes wherever there is a copy."""
         if STALE_READS.get() and self._state() is not None:
             return
-        leader = self._leader()
+        leader = await self._leader()
         try:
             await leader.barrier()
         except DeposedError as error:
             raise self._named(error) from error
 
     async def open_session(self, hello: Hello) -> NodeSession:
-        leader = self._leader()
+        leader = await self._leader()
         try:
             return await leader.open_session(hello)
         except DeposedError as error:
@@ -324,10 +329,25 @@ class Replica:
         """Of its present leadership, else of its last."""
         return self._epoch
 
-    def _leader(self) -> Leader:
+    async def _leader(self) -> Leader:
+        """The leader that this replica is. While it is not clear who leads, the call waits for that: it is then served
+        or sent on, when a refusal would have it tried again and again. Raises NotLeaderError."""
+        if self._leading is None and self._in_doubt():
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._settings.doubt_seconds):
+                    while self._leading is None and self._in_doubt():
+                        await self._moved.wait()
         if self._leading is None:
             raise self.refusal()
         return self._leading.leader
+
+    def _in_doubt(self) -> bool:
+        if self._stopping:
+            return False
+        following = self._following
+        if following is None or following.standby.state is None:
+            return not self._successor
+        return following.elector.in_doubt()
 
     def _state(self) -> State | None:
         if self._leading is not None:

@@ -59,6 +59,8 @@ class LeaderSettings:
     reach_seconds: float = 1.0
     hand_over_seconds: float = 1.0
     hand_overs_seconds: float = 2.0
+    # A call that comes while it is not clear who leads waits so long for that, rather than be refused at once.
+    doubt_seconds: float = 1.0
 
     cursor_window_seconds: float = 600.0
     compact_interval_seconds: float = 60.0

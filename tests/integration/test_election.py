@@ -70,6 +70,27 @@ def test_a_killed_leader_is_replaced_within_half_a_second_and_nothing_is_lost() 
     run(main)
 
 
+def test_calls_that_come_during_an_election_wait_for_its_outcome() -> None:
+    async def main() -> None:
+        cluster = Cluster()
+        leader = await cluster.start()
+        await cluster.settled()
+        await leader.kill()
+        await asyncio.sleep(0.25)
+        began_s = now_s()
+        calls = [asyncio.ensure_future(submit(m, SubmitJob(f"r{m.name}", spec()))) for m in cluster.followers()]
+        outcomes = await asyncio.gather(*calls, return_exceptions=True)
+        successor = await cluster.leader(but=leader)
+        assert now_s() - began_s < 0.3
+        (refused,) = [one for one in outcomes if isinstance(one, NotLeaderError)]
+        assert refused.leader == successor.address, "sent on to who leads by now"
+        assert successor.replica is not None
+        assert len(successor.replica.state.jobs) == 1, "the other was served"
+        await cluster.stop()
+
+    run(main)
+
+
 def test_a_leader_that_is_restarted_at_once_leads_again_without_asking_anyone() -> None:
     async def main() -> None:
         cluster = Cluster()

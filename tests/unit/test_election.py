@@ -18,6 +18,7 @@ from controld.replica.election import (
     Why,
     counts,
     decide,
+    in_doubt,
     judge,
     judge_leading,
     may_ping,
@@ -148,3 +149,21 @@ def test_only_pings_of_the_incumbent_count() -> None:
     assert not counts(Epoch(1, 6), LEADER)
     assert not counts(Epoch(1, 8), LEADER)
     assert not counts(Epoch(1, 7), None)
+
+
+@pytest.mark.parametrize(
+    ("known", "doubt"),
+    [
+        pytest.param(knowledge(), False, id="heard"),
+        pytest.param(knowledge(heard_ns=NOW - 199 * MS), False, id="one ping missed"),
+        pytest.param(knowledge(heard_ns=NOW - 200 * MS), True, id="two pings missed"),
+        pytest.param(knowledge(cut=True), True, id="the stream broke"),
+        pytest.param(SILENT, True, id="an election is due"),
+        pytest.param(knowledge(heard_ns=NOW - 1_500 * MS), False, id="a silence that ended no leadership"),
+        pytest.param(knowledge(heard_ns=None, seen_ns=NOW - 10 * MS), False, id="has just taken over"),
+        pytest.param(knowledge(incumbent=None), True, id="nobody leads"),
+        pytest.param(knowledge(incumbent=OWN), True, id="itself, soon"),
+    ],
+)
+def test_in_doubt(known: Knowledge, doubt: bool) -> None:
+    assert in_doubt(NOW, known, T) is doubt

@@ -114,7 +114,7 @@ class User:
         program = Program(steps, step_ms, rng.choice((2, 4, 8)))
         if rng.random() < 0.1:
             crash = rng.randrange(1, steps)
-            program = Program(steps, step_ms, program.save_every, crash, rng.choice((1, 2, 9)))
+            program = Program(steps, step_ms, program.save_every, crash, rng.choice((1, 2, 4)))
         hangs = rng.random() < 0.06
         if hangs:
             program = Program(steps, step_ms, program.save_every, 0, 1)

@@ -165,3 +165,46 @@ def test_what_is_no_etcd_to_use(flags: dict[str, str], name: str, words: str) ->
     (line,) = errors("", None, **flags)
     assert line.startswith(f"{name}: ")
     assert words in line
+
+
+SEVERAL = """
+listen = "127.0.0.1:7700"
+peers = ["127.0.0.1:7700", "127.0.0.1:7710", "127.0.0.1:7720"]
+store.kind = "etcd"
+store.endpoints = ["unix:/run/m/c"]
+"""
+
+
+def test_peers_may_name_this_controller_too() -> None:
+    config = load(SEVERAL).value
+    assert (config.address, config.others) == ("127.0.0.1:7700", ("127.0.0.1:7710", "127.0.0.1:7720"))
+    moved = load(SEVERAL, advertise="127.0.0.1:7710").value
+    assert (moved.address, moved.others) == ("127.0.0.1:7710", ("127.0.0.1:7700", "127.0.0.1:7720"))
+    assert load().value.others == ()
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"listen": "127.0.0.1:0"}, "advertise: 127.0.0.1:0 is no address that others can reach"),
+        ({"peers": "0.0.0.0:7710"}, "peers: 0.0.0.0:7710 is no address that others can reach"),
+        ({"peers": "c1"}, "peers: 'c1' is not HOST:PORT"),
+        ({"peers": "127.0.0.1:7700"}, "peers: names no controller but this one"),
+        ({"store__kind": "sqlite"}, "peers: several controllers need store.kind etcd"),
+        ({"election__takeover": "250ms"}, "election.takeover: must be at least three election.ping_interval"),
+        ({"lease__fence_after": "4s"}, "lease.fence_after: 4s is too short"),
+    ],
+)
+def test_what_several_controllers_cannot_work_with(changes: Mapping[str, object], told: str) -> None:
+    found = errors(SEVERAL, environ=None, **changes)
+    assert any(error.startswith(told) for error in found), found
+
+
+def test_an_address_for_others_is_for_several() -> None:
+    (error,) = errors(advertise="10.0.0.1:7700")
+    assert error.startswith("advertise: is for one of several controllers")
+
+
+def test_leases_outlive_an_election() -> None:
+    alone, several = load(lease__recovery="500ms").value, load(SEVERAL, lease__recovery="500ms").value
+    assert several.fence_after_min_ns > alone.fence_after_min_ns == alone.lease.fence_after_min_ns

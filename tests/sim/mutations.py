@@ -30,6 +30,7 @@ from noded.core.slotbook import SlotBook
 from noded.run.slots import SlotTable
 from tests.sim import node as sim_node
 from tests.sim.guardian import SimGuardian
+from tests.sim.task import Rank
 from tests.sim.world import Shape
 from virialpb.ids import Incarnation
 
@@ -336,10 +337,16 @@ def _deadline_from_ack() -> tuple[Patch, ...]:
 
 
 def _shard_not_verified() -> tuple[Patch, ...]:
+    """Neither by the agent nor by the task."""
+
     def check(tree: Any, directory: str, restore: Any) -> None:
         del tree, directory, restore
 
-    return ((sim_node, "check_shard", check),)
+    def whole(self: Rank, shard: Any, rank: int) -> bool:
+        del self, rank
+        return shard is not None
+
+    return ((sim_node, "check_shard", check), (Rank, "whole", whole))
 
 
 MUTATIONS = (

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from random import Random
@@ -141,7 +142,7 @@ class Connection:
 @dataclass(slots=True)
 class Server:
     process: Process
-    accept: object
+    accept: Callable[[Connection], None]
     connections: list[Connection] = field(default_factory=list[Connection])
 
 
@@ -165,7 +166,7 @@ class Network:
     def retransmit_s(self) -> float:
         return self._rng.uniform(*RETRANSMIT_S)
 
-    def listen(self, address: str, process: Process, accept: object) -> None:
+    def listen(self, address: str, process: Process, accept: Callable[[Connection], None]) -> None:
         server = Server(process, accept)
         self._servers[address] = server
         process.on_death.append(lambda: self._gone(address, server))
@@ -197,7 +198,7 @@ class Network:
         server.connections.append(connection)
         self._connections.append(connection)
         process.on_death.append(lambda: connection.hang_up(Way.UP, reset=True))
-        server.process.post(0.0, server.accept, connection)  # type: ignore[arg-type]
+        server.process.post(0.0, server.accept, connection)
         return connection
 
     # -- faults

@@ -129,7 +129,10 @@ class Rank:
         if program.crash_step == 0 and token.generation <= program.crashes and rank == 0:
             await asyncio.Event().wait()
         if "VIRIAL_CHECKPOINT_ID" in self._env:
-            step = self._restore(rank)
+            found = self._restore(rank)
+            if found is None:
+                return 3
+            step = found
         while step < program.steps:
             await meeting.meet(step, rank)
             await asyncio.sleep(program.step_ms * rng.uniform(0.9, 1.1) / 1000)
@@ -143,12 +146,19 @@ class Rank:
         await asyncio.sleep(rng.uniform(*END_S))
         return 0
 
-    def _restore(self, rank: int) -> int:
+    def _restore(self, rank: int) -> int | None:
+        """The step to go on from; None: the shard was damaged after its agent had looked at it."""
         directory = self._env["VIRIAL_CHECKPOINT_DIR"]
         id_, step = self._env["VIRIAL_CHECKPOINT_ID"], int(self._env["VIRIAL_CHECKPOINT_STEP"])
         shard = self.host.tree(directory).find(directory, f"rank-{rank:05d}.shard")
+        if not self.whole(shard, rank):
+            return None
         self.host.world.checkers.restored(self.run, id_, step, shard)
         return step
+
+    def whole(self, shard: Shard | None, rank: int) -> bool:
+        """`virial.task` reads nothing whose digests are wrong."""
+        return shard is not None and shard.content == content_of(self.run.token.job, shard.step, rank)
 
     async def _save(self, step: int, rank: int) -> None:
         """Best effort, as in `virial.task`: one that fails is told of, and training goes on."""

@@ -128,8 +128,12 @@ def test_what_does_not_exist(made: Rack, arguments: tuple[str, ...]) -> None:
 def test_an_impossible_gang_waits_with_its_reasons_and_nobody_waits_for_it(made: Rack) -> None:
     client = made.client()
     client.submit_job(made.spec("vast", ranks=40), job_id="vast")
-    reasons = until(lambda: client.explain_job("vast").reasons, "an explanation")
-    assert all(reason.nodes for reason in reasons)
+
+    def planned() -> bool:
+        reasons = client.explain_job("vast").reasons
+        return bool(reasons) and all(reason.nodes for reason in reasons)
+
+    until(planned, "the planner's reasons")
     assert "ranks needed 40" in virial(made, "explain", "vast").stdout
     client.submit_job(made.spec("small", command=("true",)), job_id="small")
     assert made.until_ended("small").state is JobState.SUCCEEDED

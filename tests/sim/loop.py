@@ -50,6 +50,8 @@ class Process:
         self._context = Context()
         self._context.run(PROCESS.set, self)
         self._parked: list[asyncio.Handle] = []
+        # The loop itself does not keep a task that waits for ever alive.
+        self._tasks: set[asyncio.Task[Any]] = set()
         self.on_death: list[Callable[[], None]] = []
         self.broken: list[str] = []
 
@@ -68,6 +70,7 @@ class Process:
     def spawn(self, work: Coroutine[Any, Any, T], name: str = "") -> asyncio.Task[T]:
         """Run in this process. An exception nobody expected is noted in `broken`."""
         task = self.loop.create_task(work, name=name or self.name, context=self.context)
+        self._tasks.add(task)
         task.add_done_callback(self._ended)
         return task
 
@@ -98,6 +101,7 @@ class Process:
         self._parked.append(handle)
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             self.broken.append(f"{self.name}/{task.get_name()}: {error!r}")
 
@@ -219,4 +223,6 @@ class SimLoop(asyncio.BaseEventLoop):
 
     def _complain(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         del loop
-        self.complaints.append(f"{context.get('message')}: {context.get('exception')!r}")
+        task = context.get("task")
+        whose = f" ({task.get_name()}, {task.get_coro()!r})" if isinstance(task, asyncio.Task) else ""
+        self.complaints.append(f"{context.get('message')}: {context.get('exception')!r}{whose}")

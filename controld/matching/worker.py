@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 import traceback
+from contextlib import suppress
 from typing import BinaryIO
 
 from controld.core.ids import NodeUid
@@ -64,7 +65,11 @@ def main() -> None:
     sink = sys.stdout.buffer
     # Whatever prints must not end up between frames.
     sys.stdout = sys.stderr
-    serve(sys.stdin.buffer, sink, plan)
+    try:
+        serve(sys.stdin.buffer, sink, plan)
+    except BrokenPipeError:  # the controller was killed: nobody is there to be told
+        with suppress(BrokenPipeError):
+            sink.close()
 
 
 if __name__ == "__main__":

@@ -31,8 +31,10 @@ def test_a_reason_is_retried_exactly_when_its_row_says_so(reason: Reason) -> Non
 
 
 @pytest.mark.parametrize("code", grpc.StatusCode)
-def test_of_the_transport_s_own_codes_only_a_broken_connection_is_retried(code: grpc.StatusCode) -> None:
-    assert (attempts().delay_s(transport(code), 0.0) is not None) == (code is grpc.StatusCode.UNAVAILABLE)
+def test_of_the_transport_s_own_codes_a_broken_connection_and_an_overdue_try_are_retried(code: grpc.StatusCode) -> None:
+    assert (attempts(deadline_s=5.0).delay_s(transport(code), 5.0) is not None) is False
+    tried_again = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+    assert (attempts().delay_s(transport(code), 0.0) is not None) == (code in tried_again)
 
 
 @given(seed=st.integers(), steps=st.integers(1, 60))
@@ -90,3 +92,14 @@ def test_a_client_stays_near_the_end_of_an_election() -> None:
         delay_s = tries.delay_s(transport(grpc.StatusCode.UNAVAILABLE), 0.0)  # the former leader's address
         assert delay_s is not None
         assert delay_s <= DELAY_ELECTION_MAX_MS / 1000
+
+
+def test_one_of_several_that_says_nothing_is_not_waited_for_until_the_deadline() -> None:
+    tries = attempts(deadline_s=100.0)
+    overdue = transport(grpc.StatusCode.DEADLINE_EXCEEDED)
+    waits: list[float] = []
+    for _ in range(7):
+        waits.append(tries.patience_s(10.0, addresses=3))
+        assert tries.delay_s(overdue, 10.0) is not None
+    assert waits == [3.0, 6.0, 12.0, 24.0, 48.0, 90.0, 90.0]
+    assert attempts(deadline_s=100.0).patience_s(10.0, addresses=1) == 90.0

@@ -324,10 +324,10 @@ class Client:
     async def _call(self, send: Callable[[Connection, float], Awaitable[M]]) -> M:
         attempts = self._attempts()
         while True:
-            left_s = max(0.05, attempts.deadline_s - time.monotonic())
+            patience_s = attempts.patience_s(time.monotonic(), len(self._addresses))
             connection = self._use()
             try:
-                return await send(connection, left_s)
+                return await send(connection, patience_s)
             except RpcError as error:
                 failure = error
             finally:

@@ -322,10 +322,10 @@ class SyncClient:
     def _call(self, send: Callable[[Connection, float], M]) -> M:
         attempts = self._attempts()
         while True:
-            left_s = max(0.05, attempts.deadline_s - time.monotonic())
+            patience_s = attempts.patience_s(time.monotonic(), len(self._addresses))
             connection = self._use()
             try:
-                return send(connection, left_s)
+                return send(connection, patience_s)
             except RpcError as error:
                 failure = error
             finally:

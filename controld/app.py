@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 import gc
 import importlib.metadata
-import json
 import os
 import random
 import signal
 import socket
-import tempfile
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,6 +21,7 @@ from controld.config import Config, StoreKind, is_loopback
 from controld.core.state import State
 from controld.core.validate import SpecLimits
 from controld.matching.port import PlannerLostError, PlannerPort, Snapshot
+from controld.ports import Ports, forget_ports, write_ports
 from controld.reconcile.limits import Limits
 from controld.replica.election import Timings
 from controld.replica.elector import Place
@@ -55,7 +54,6 @@ from controld.store.port import (
 )
 from controld.store.sqlite import SqliteStore
 
-PORTS_FILE: Final = "ports.json"
 NS_PER_MS: Final = 1_000_000
 NS_PER_SECOND: Final = 1_000_000_000
 STOP_SECONDS: Final = 5.0
@@ -72,14 +70,6 @@ class StartError(Exception):
     def __init__(self, message: str, status: int) -> None:
         super().__init__(message)
         self.status = status
-
-
-@dataclass(frozen=True, slots=True)
-class Ports:
-    """Where a started controller listens, HOST:PORT; `metrics_address` empty: nowhere."""
-
-    grpc_address: str
-    metrics_address: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +155,7 @@ class App:
             raise StartError(str(error), _status_of(error)) from error
         self._stack.push_async_callback(self._stop_leading)
         metrics.count_state(lambda: _state_of(leader), lambda: leader.view)
+        metrics.tell_role(lambda: self._replica is None or self._replica.leads)
         backend = Backend(
             leader=leader,
             clock=parts.clock,
@@ -426,25 +417,6 @@ def check_addresses(config: Config) -> None:
 def make_directory(directory: Path) -> None:
     """Raises OSError."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-
-
-def write_ports(directory: Path, ports: Ports) -> None:
-    """Tell local programs where the controller listens. Whole or not at all. Raises OSError."""
-    content = {"grpc_address": ports.grpc_address, "metrics_address": ports.metrics_address, "pid": os.getpid()}
-    descriptor, name = tempfile.mkstemp(prefix=f".{PORTS_FILE}.", dir=directory)  # made with mode 0600
-    try:
-        with os.fdopen(descriptor, "w") as file:
-            json.dump(content, file)
-        Path(name).replace(directory / PORTS_FILE)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
-
-
-def forget_ports(directory: Path) -> None:
-    """Nobody shall find the ports of a former life, which may be another program's by now."""
-    with suppress(OSError):
-        (directory / PORTS_FILE).unlink(missing_ok=True)
 
 
 def version() -> str:

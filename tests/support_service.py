@@ -13,9 +13,10 @@ from typing import Any, TypeVar
 import grpc
 import grpc.aio
 
-from controld.app import App, Ports
+from controld.app import App
 from controld.config import Config, LeaseConfig, StoreConfig, StoreKind
 from controld.matching.engine import plan
+from controld.ports import Ports
 from controld.replica.planner import InlinePlanner
 from controld.service.telemetry import make_log
 from virialpb.errors import ErrorDetails, details_from

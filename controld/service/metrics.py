@@ -95,6 +95,11 @@ class Metrics:
         if seconds is not None:
             self._call_seconds.labels(label).observe(seconds)
 
+    def tell_role(self, leads: Callable[[], bool]) -> None:
+        """From now on, tell whether this controller leads."""
+        gauge = Gauge(f"{PREFIX}_leading", "1 while this controller leads, else 0.", registry=self.registry)
+        gauge.set_function(lambda: float(leads()))
+
     def count_state(self, state: Callable[[], State], view: Callable[[], View]) -> None:
         """From now on, tell of the jobs and sessions there are."""
         self.registry.register(_StateCollector(state, view))

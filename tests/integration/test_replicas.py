@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -130,6 +131,19 @@ async def test_the_status_says_which_controller_does_not_listen(three: Controlle
         await three.until(lambda: leader.replica.unheard or None)
         (problem,) = (await cluster.GetStatus(cluster_pb2.GetStatusRequest())).problems
         assert gone.address in problem
+
+
+async def test_metrics_tell_which_one_leads(three: Controllers) -> None:
+    leading: list[str] = []
+    for controller in three.all:
+        ports = json.loads((Path(controller.config.data_dir) / "ports.json").read_text())
+        host, _, port = ports["metrics_address"].rpartition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+        if "virial_controld_leading 1.0" in (await reader.read()).decode():
+            leading.append(controller.address)
+        writer.close()
+    assert leading == [(await three.leader()).address]
 
 
 async def test_a_leader_cut_off_from_its_member_is_replaced_and_says_so(three: Controllers) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
+from collections.abc import Iterator
 from enum import EnumType
 from pathlib import Path
 from typing import Any
@@ -26,8 +27,7 @@ from __future__ import annotations
 
 def tables() -> tuple[dict[str, dict[str, tuple[str, ...] | None]], dict[str, tuple[str, ...]]]:
     """Options and arguments of each command."""
-    group: Any = typer.main.get_command(app)
-    commands: dict[str, Any] = {"": group, **group.commands}
+    commands = dict(_commands("", typer.main.get_command(app)))
     options: dict[str, dict[str, tuple[str, ...] | None]] = {}
     arguments: dict[str, tuple[str, ...]] = {}
     for name, command in commands.items():
@@ -40,6 +40,13 @@ def tables() -> tuple[dict[str, dict[str, tuple[str, ...] | None]], dict[str, tu
                 flag = parameter.is_flag or parameter.name == "help"
                 options[name] |= dict.fromkeys(parameter.opts, None if flag else choices)
     return options, arguments
+
+
+def _commands(name: str, command: Any) -> Iterator[tuple[str, Any]]:
+    """This command and, of a group, all in it; each by its whole name ("admin certs init")."""
+    yield name, command
+    for part, inner in getattr(command, "commands", {}).items():
+        yield from _commands(f"{name} {part}".strip(), inner)
 
 
 def _choices(parameter: Any) -> tuple[str, ...]:

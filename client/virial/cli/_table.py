@@ -214,6 +214,7 @@ OPTIONS: dict[str, dict[str, tuple[str, ...] | None]] = {
         "--timeout": (),
         "--help": None,
     },
+    "admin": {"--help": None},
 }
 # Fixed choices of a command's argument.
 ARGUMENTS: dict[str, tuple[str, ...]] = {
@@ -235,4 +236,5 @@ ARGUMENTS: dict[str, tuple[str, ...]] = {
     "status": (),
     "version": (),
     "completion": ("bash", "zsh", "fish"),
+    "admin": (),
 }

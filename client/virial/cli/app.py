@@ -11,7 +11,7 @@ from virial.cli.exits import ExitCode
 from virial.cli.frame import app, silence
 
 # Each adds its commands to `app` when it is imported; --help lists them in this order.
-_MODULES: Final = ("up", "submit", "jobs", "logs", "nodes", "events", "top", "status", "completion")
+_MODULES: Final = ("up", "submit", "jobs", "logs", "nodes", "events", "top", "status", "admin", "completion")
 for _module in _MODULES:
     importlib.import_module(f"virial.cli.{_module}")
 

@@ -31,19 +31,30 @@ def candidates(words: Sequence[str]) -> list[str]:
         return [f"{head}={value}" for value in _starting(rest, known[head] or ())]
     if current.startswith("-"):
         return _starting(current, sorted(known))
-    return _starting(current, ARGUMENTS[command] if command else sorted(set(OPTIONS) - {""}))
+    return _starting(current, _commands_in(command) or ARGUMENTS[command])
+
+
+def _commands_in(group: str) -> list[str]:
+    """The names of the commands in a group ("" for `virial` itself); none where it is a command."""
+    prefix = f"{group} " if group else ""
+    return sorted(
+        name.removeprefix(prefix)
+        for name in OPTIONS
+        if name and name.startswith(prefix) and " " not in name.removeprefix(prefix)
+    )
 
 
 def _position(before: Sequence[str]) -> tuple[str, str]:
-    """The command these words have named ("" for none yet), and the option whose value comes next ("" for none)."""
+    """What these words have named ("" for nothing yet, "admin certs" for a group), and the option whose value comes
+    next ("" for none)."""
     command, option = "", ""
     for word in before:
         if option:
             option = ""
         elif word.startswith("-"):
             option = word if OPTIONS[command].get(word) is not None else ""
-        elif not command and word in OPTIONS:
-            command = word
+        elif f"{command} {word}".strip() in OPTIONS:
+            command = f"{command} {word}".strip()
     return command, option
 
 

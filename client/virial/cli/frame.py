@@ -131,16 +131,29 @@ def root(
     context.obj = Session(address, ca, cert, key, timeout_s, output)
 
 
+def group(name: str, help_: str, *, under: typer.Typer = app) -> typer.Typer:
+    """Add a group of commands; `command(..., to=group)` adds to it."""
+    made = typer.Typer(
+        name=name, help=help_, rich_markup_mode=None, no_args_is_help=True, pretty_exceptions_enable=False
+    )
+    under.add_typer(made)
+    return made
+
+
 def command(
-    name: str, *examples: str
+    name: str, *examples: str, to: typer.Typer = app, connects: bool = True
 ) -> Callable[[Callable[Concatenate[Session, P], None]], Callable[Concatenate[Session, P], None]]:
-    """Add a command. Its first parameter is the Session; the options that make one are added to its own."""
+    """Add a command. Its first parameter is the Session; the options that make one are added to its own.
+
+    One that does not connect gets those of them that say how to print.
+    """
 
     def add(run: Callable[Concatenate[Session, P], None]) -> Callable[Concatenate[Session, P], None]:
         own = list(inspect.signature(run, eval_str=True).parameters.values())[1:]
+        options = _SHARED if connects else {"output": _SHARED["output"]}
         shared = [
             inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
-            for key, annotation in _SHARED.items()
+            for key, annotation in options.items()
         ]
         context = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
         keyword = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own]
@@ -148,7 +161,7 @@ def command(
         @functools.wraps(run)
         def wrapper(**arguments: Any) -> None:
             before = cast("typer.Context", arguments.pop("context")).obj
-            chosen = {key: arguments.pop(key) for key in _SHARED}
+            chosen = {key: arguments.pop(key) for key in options}
             session = replace(
                 before if isinstance(before, Session) else Session(),
                 **{key: value for key, value in chosen.items() if value is not None},
@@ -160,7 +173,7 @@ def command(
         wrapper.__signature__ = inspect.Signature([*keyword, *shared, context])  # type: ignore[attr-defined] - typer reads the signature
         wrapper.__annotations__ = {}
         text = "\n".join(["\b", "Examples:", *(f"  {example}" for example in examples)])
-        app.command(name, epilog=text)(wrapper)
+        to.command(name, epilog=text)(wrapper)
         return run
 
     return add

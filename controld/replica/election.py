@@ -1,4 +1,4 @@
-"""Whether to replace the leader, decided from what one replica knows: pure. See docs/design/0002-election.md.
+"""Whether to replace the leader, decided from what one replica knows: pure. See docs/design/0003-election.md.
 
 A wrong decision costs a pause and never a commit: the store lets one win of several, and refuses whoever was deposed.
 So everything here keeps a healthy leader in place, and waits for a dead one no longer than it must.

@@ -1,4 +1,4 @@
-"""The election's decisions, each row of docs/design/0002-election.md on a made-up state."""
+"""The election's decisions, each row of docs/design/0003-election.md on a made-up state."""
 
 from __future__ import annotations
 

@@ -320,6 +320,8 @@ class Job(_message.Message):
     PROGRESS_STEP_FIELD_NUMBER: _builtins.int
     PROGRESS_GENERATION_FIELD_NUMBER: _builtins.int
     OWNER_FIELD_NUMBER: _builtins.int
+    ABORTED_SAVES_FIELD_NUMBER: _builtins.int
+    LAST_ABORT_REASON_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """"jobs/{job}"."""
     uid: _builtins.str
@@ -334,6 +336,9 @@ class Job(_message.Message):
     """Highest step any rank of the current generation reported; -1: none."""
     progress_generation: _builtins.int
     owner: _builtins.str
+    aborted_saves: _builtins.int
+    """Checkpoints aborted since one was last committed, and why the last of them was."""
+    last_abort_reason: _builtins.str
     @_builtins.property
     def spec(self) -> Global___JobSpec: ...
     @_builtins.property
@@ -360,10 +365,12 @@ class Job(_message.Message):
         progress_step: _builtins.int = ...,
         progress_generation: _builtins.int = ...,
         owner: _builtins.str = ...,
+        aborted_saves: _builtins.int = ...,
+        last_abort_reason: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["current", b"current", "first_error", b"first_error", "spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoints", b"checkpoints", "create_time_unix_ns", b"create_time_unix_ns", "current", b"current", "end_time_unix_ns", b"end_time_unix_ns", "first_error", b"first_error", "generation", b"generation", "name", b"name", "owner", b"owner", "progress_generation", b"progress_generation", "progress_step", b"progress_step", "restarts", b"restarts", "revision", b"revision", "spec", b"spec", "state", b"state", "uid", b"uid"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aborted_saves", b"aborted_saves", "checkpoints", b"checkpoints", "create_time_unix_ns", b"create_time_unix_ns", "current", b"current", "end_time_unix_ns", b"end_time_unix_ns", "first_error", b"first_error", "generation", b"generation", "last_abort_reason", b"last_abort_reason", "name", b"name", "owner", b"owner", "progress_generation", b"progress_generation", "progress_step", b"progress_step", "restarts", b"restarts", "revision", b"revision", "spec", b"spec", "state", b"state", "uid", b"uid"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -204,6 +204,7 @@ class SlotStatus(_message.Message):
     FAILURE_FIELD_NUMBER: _builtins.int
     FAILURE_DETAIL_FIELD_NUMBER: _builtins.int
     PROGRESS_AGE_MS_FIELD_NUMBER: _builtins.int
+    PREPARED_BYTES_FIELD_NUMBER: _builtins.int
     slot: _builtins.str
     state: Global___SlotStatus.State.ValueType
     port: _builtins.int
@@ -215,6 +216,8 @@ class SlotStatus(_message.Message):
     failure_detail: _builtins.str
     progress_age_ms: _builtins.int
     """Milliseconds since the last progress report; for display."""
+    prepared_bytes: _builtins.int
+    """While PREPARING: how much of its shard was read to verify it."""
     @_builtins.property
     def token(self) -> _common_pb2.Token: ...
     @_builtins.property
@@ -234,10 +237,11 @@ class SlotStatus(_message.Message):
         failure: _builtins.str = ...,
         failure_detail: _builtins.str = ...,
         progress_age_ms: _builtins.int = ...,
+        prepared_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["exit", b"exit", "token", b"token"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["exit", b"exit", "failure", b"failure", "failure_detail", b"failure_detail", "metrics", b"metrics", "port", b"port", "progress_age_ms", b"progress_age_ms", "progress_step", b"progress_step", "slot", b"slot", "state", b"state", "token", b"token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["exit", b"exit", "failure", b"failure", "failure_detail", b"failure_detail", "metrics", b"metrics", "port", b"port", "prepared_bytes", b"prepared_bytes", "progress_age_ms", b"progress_age_ms", "progress_step", b"progress_step", "slot", b"slot", "state", b"state", "token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from virialpb.v1 import common_pb2 as virialpb_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19virialpb/v1/replica.proto\x12\x0bvirialpb.v1\x1a\x18virialpb/v1/common.proto\"\x1e\n\x0bPingRequest\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\"`\n\x0cPingResponse\x12(\n\x0cleader_epoch\x18\x01 \x01(\x0b\x32\x12.virialpb.v1.Epoch\x12\x14\n\x0cproof_age_ns\x18\x02 \x01(\x04\x12\x10\n\x08revision\x18\x03 \x01(\x04\"$\n\x13\x41skAgreementRequest\x12\r\n\x05token\x18\x01 \x01(\x04\"\xae\x01\n\x14\x41skAgreementResponse\x12:\n\x07verdict\x18\x01 \x01(\x0e\x32).virialpb.v1.AskAgreementResponse.Verdict\"Z\n\x07Verdict\x12\x17\n\x13VERDICT_UNSPECIFIED\x10\x00\x12\n\n\x06\x41GREES\x10\x01\x12\t\n\x05HEARS\x10\x02\x12\t\n\x05LEADS\x10\x03\x12\t\n\x05OTHER\x10\x04\x12\t\n\x05\x42LIND\x10\x05\"2\n\x0fHandOverRequest\x12\r\n\x05token\x18\x01 \x01(\x04\x12\x10\n\x08revision\x18\x02 \x01(\x04\"I\n\x10HandOverResponse\x12(\n\x0cleader_epoch\x18\x01 \x01(\x0b\x32\x12.virialpb.v1.Epoch\x12\x0b\n\x03why\x18\x02 \x01(\t2\xed\x01\n\x0eReplicaService\x12=\n\x04Ping\x12\x18.virialpb.v1.PingRequest\x1a\x19.virialpb.v1.PingResponse0\x01\x12S\n\x0c\x41skAgreement\x12 .virialpb.v1.AskAgreementRequest\x1a!.virialpb.v1.AskAgreementResponse\x12G\n\x08HandOver\x12\x1c.virialpb.v1.HandOverRequest\x1a\x1d.virialpb.v1.HandOverResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19virialpb/v1/replica.proto\x12\x0bvirialpb.v1\x1a\x18virialpb/v1/common.proto\"\x1e\n\x0bPingRequest\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\"`\n\x0cPingResponse\x12(\n\x0cleader_epoch\x18\x01 \x01(\x0b\x32\x12.virialpb.v1.Epoch\x12\x14\n\x0cproof_age_ns\x18\x02 \x01(\x04\x12\x10\n\x08revision\x18\x03 \x01(\x04\"$\n\x13\x41skAgreementRequest\x12\r\n\x05token\x18\x01 \x01(\x04\"\xae\x01\n\x14\x41skAgreementResponse\x12:\n\x07verdict\x18\x01 \x01(\x0e\x32).virialpb.v1.AskAgreementResponse.Verdict\"Z\n\x07Verdict\x12\x17\n\x13VERDICT_UNSPECIFIED\x10\x00\x12\n\n\x06\x41GREES\x10\x01\x12\t\n\x05HEARS\x10\x02\x12\t\n\x05LEADS\x10\x03\x12\t\n\x05OTHER\x10\x04\x12\t\n\x05\x42LIND\x10\x05\"2\n\x0fHandOverRequest\x12\r\n\x05token\x18\x01 \x01(\x04\x12\x10\n\x08revision\x18\x02 \x01(\x04\"I\n\x10HandOverResponse\x12(\n\x0cleader_epoch\x18\x01 \x01(\x0b\x32\x12.virialpb.v1.Epoch\x12\x0b\n\x03why\x18\x02 \x01(\t\"\r\n\x0bLookRequest\"y\n\x0cLookResponse\x12\x10\n\x08identity\x18\x01 \x01(\t\x12\r\n\x05leads\x18\x02 \x01(\x08\x12\x0e\n\x06loaded\x18\x03 \x01(\x08\x12\x0f\n\x07version\x18\x04 \x01(\t\x12\'\n\x06member\x18\x05 \x01(\x0b\x32\x17.virialpb.v1.MemberLook\"\xa2\x01\n\nMemberLook\x12\n\n\x02id\x18\x01 \x01(\x04\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x11\n\tleader_id\x18\x03 \x01(\x04\x12\x15\n\rapplied_index\x18\x04 \x01(\x04\x12\x12\n\nsize_bytes\x18\x05 \x01(\x04\x12\x12\n\nused_bytes\x18\x06 \x01(\x04\x12\x10\n\x08\x66ull_ids\x18\x07 \x03(\x04\x12\x13\n\x0b\x63orrupt_ids\x18\x08 \x03(\x04\"\x13\n\x11\x44\x65\x66ragmentRequest\"(\n\x12\x44\x65\x66ragmentResponse\x12\x12\n\nsize_bytes\x18\x01 \x01(\x04\x32\xf9\x02\n\x0eReplicaService\x12=\n\x04Ping\x12\x18.virialpb.v1.PingRequest\x1a\x19.virialpb.v1.PingResponse0\x01\x12S\n\x0c\x41skAgreement\x12 .virialpb.v1.AskAgreementRequest\x1a!.virialpb.v1.AskAgreementResponse\x12G\n\x08HandOver\x12\x1c.virialpb.v1.HandOverRequest\x1a\x1d.virialpb.v1.HandOverResponse\x12;\n\x04Look\x12\x18.virialpb.v1.LookRequest\x1a\x19.virialpb.v1.LookResponse\x12M\n\nDefragment\x12\x1e.virialpb.v1.DefragmentRequest\x1a\x1f.virialpb.v1.DefragmentResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -46,6 +46,16 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_HANDOVERREQUEST']._serialized_end=463
   _globals['_HANDOVERRESPONSE']._serialized_start=465
   _globals['_HANDOVERRESPONSE']._serialized_end=538
-  _globals['_REPLICASERVICE']._serialized_start=541
-  _globals['_REPLICASERVICE']._serialized_end=778
+  _globals['_LOOKREQUEST']._serialized_start=540
+  _globals['_LOOKREQUEST']._serialized_end=553
+  _globals['_LOOKRESPONSE']._serialized_start=555
+  _globals['_LOOKRESPONSE']._serialized_end=676
+  _globals['_MEMBERLOOK']._serialized_start=679
+  _globals['_MEMBERLOOK']._serialized_end=841
+  _globals['_DEFRAGMENTREQUEST']._serialized_start=843
+  _globals['_DEFRAGMENTREQUEST']._serialized_end=862
+  _globals['_DEFRAGMENTRESPONSE']._serialized_start=864
+  _globals['_DEFRAGMENTRESPONSE']._serialized_end=904
+  _globals['_REPLICASERVICE']._serialized_start=907
+  _globals['_REPLICASERVICE']._serialized_end=1284
 # @@protoc_insertion_point(module_scope)

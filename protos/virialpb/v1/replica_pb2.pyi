@@ -3,8 +3,10 @@
 isort:skip_file
 """
 
+from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from virialpb.v1 import common_pb2 as _common_pb2
 import builtins as _builtins
@@ -181,3 +183,134 @@ class HandOverResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___HandOverResponse: _TypeAlias = HandOverResponse  # noqa: Y015
+
+@_typing.final
+class LookRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LookRequest: _TypeAlias = LookRequest  # noqa: Y015
+
+@_typing.final
+class LookResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    IDENTITY_FIELD_NUMBER: _builtins.int
+    LEADS_FIELD_NUMBER: _builtins.int
+    LOADED_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    MEMBER_FIELD_NUMBER: _builtins.int
+    identity: _builtins.str
+    leads: _builtins.bool
+    loaded: _builtins.bool
+    """It has a copy of the state."""
+    version: _builtins.str
+    @_builtins.property
+    def member(self) -> Global___MemberLook:
+        """Absent: the member does not answer, or there is none of ours."""
+
+    def __init__(
+        self,
+        *,
+        identity: _builtins.str = ...,
+        leads: _builtins.bool = ...,
+        loaded: _builtins.bool = ...,
+        version: _builtins.str = ...,
+        member: Global___MemberLook | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["member", b"member"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["identity", b"identity", "leads", b"leads", "loaded", b"loaded", "member", b"member", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LookResponse: _TypeAlias = LookResponse  # noqa: Y015
+
+@_typing.final
+class MemberLook(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    LEADER_ID_FIELD_NUMBER: _builtins.int
+    APPLIED_INDEX_FIELD_NUMBER: _builtins.int
+    SIZE_BYTES_FIELD_NUMBER: _builtins.int
+    USED_BYTES_FIELD_NUMBER: _builtins.int
+    FULL_IDS_FIELD_NUMBER: _builtins.int
+    CORRUPT_IDS_FIELD_NUMBER: _builtins.int
+    id: _builtins.int
+    version: _builtins.str
+    leader_id: _builtins.int
+    """Id of the member that leads, as far as it knows; 0: none."""
+    applied_index: _builtins.int
+    size_bytes: _builtins.int
+    used_bytes: _builtins.int
+    @_builtins.property
+    def full_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Ids of members that have set their space alarm."""
+
+    @_builtins.property
+    def corrupt_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Ids of members that are reported as corrupt."""
+
+    def __init__(
+        self,
+        *,
+        id: _builtins.int = ...,
+        version: _builtins.str = ...,
+        leader_id: _builtins.int = ...,
+        applied_index: _builtins.int = ...,
+        size_bytes: _builtins.int = ...,
+        used_bytes: _builtins.int = ...,
+        full_ids: _abc.Iterable[_builtins.int] | None = ...,
+        corrupt_ids: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied_index", b"applied_index", "corrupt_ids", b"corrupt_ids", "full_ids", b"full_ids", "id", b"id", "leader_id", b"leader_id", "size_bytes", b"size_bytes", "used_bytes", b"used_bytes", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MemberLook: _TypeAlias = MemberLook  # noqa: Y015
+
+@_typing.final
+class DefragmentRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DefragmentRequest: _TypeAlias = DefragmentRequest  # noqa: Y015
+
+@_typing.final
+class DefragmentResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SIZE_BYTES_FIELD_NUMBER: _builtins.int
+    size_bytes: _builtins.int
+    def __init__(
+        self,
+        *,
+        size_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["size_bytes", b"size_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DefragmentResponse: _TypeAlias = DefragmentResponse  # noqa: Y015

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class ReplicaServiceStub:
-    """What controllers say to each other. See docs/design/0002-election.md.
+    """What controllers say to each other. See docs/design/0003-election.md.
     """
 
     def __init__(self, channel):
@@ -50,10 +50,20 @@ class ReplicaServiceStub:
                 request_serializer=virialpb_dot_v1_dot_replica__pb2.HandOverRequest.SerializeToString,
                 response_deserializer=virialpb_dot_v1_dot_replica__pb2.HandOverResponse.FromString,
                 _registered_method=True)
+        self.Look = channel.unary_unary(
+                '/virialpb.v1.ReplicaService/Look',
+                request_serializer=virialpb_dot_v1_dot_replica__pb2.LookRequest.SerializeToString,
+                response_deserializer=virialpb_dot_v1_dot_replica__pb2.LookResponse.FromString,
+                _registered_method=True)
+        self.Defragment = channel.unary_unary(
+                '/virialpb.v1.ReplicaService/Defragment',
+                request_serializer=virialpb_dot_v1_dot_replica__pb2.DefragmentRequest.SerializeToString,
+                response_deserializer=virialpb_dot_v1_dot_replica__pb2.DefragmentResponse.FromString,
+                _registered_method=True)
 
 
 class ReplicaServiceServicer:
-    """What controllers say to each other. See docs/design/0002-election.md.
+    """What controllers say to each other. See docs/design/0003-election.md.
     """
 
     def Ping(self, request, context):
@@ -77,6 +87,20 @@ class ReplicaServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Look(self, request, context):
+        """How this controller and the store member beside it are. Answered whoever leads, also without a majority.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Defragment(self, request, context):
+        """From the leader: write the file of the member beside this controller anew. Answered when it is done.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ReplicaServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -95,6 +119,16 @@ def add_ReplicaServiceServicer_to_server(servicer, server):
                     request_deserializer=virialpb_dot_v1_dot_replica__pb2.HandOverRequest.FromString,
                     response_serializer=virialpb_dot_v1_dot_replica__pb2.HandOverResponse.SerializeToString,
             ),
+            'Look': grpc.unary_unary_rpc_method_handler(
+                    servicer.Look,
+                    request_deserializer=virialpb_dot_v1_dot_replica__pb2.LookRequest.FromString,
+                    response_serializer=virialpb_dot_v1_dot_replica__pb2.LookResponse.SerializeToString,
+            ),
+            'Defragment': grpc.unary_unary_rpc_method_handler(
+                    servicer.Defragment,
+                    request_deserializer=virialpb_dot_v1_dot_replica__pb2.DefragmentRequest.FromString,
+                    response_serializer=virialpb_dot_v1_dot_replica__pb2.DefragmentResponse.SerializeToString,
+            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
             'virialpb.v1.ReplicaService', rpc_method_handlers)
@@ -104,7 +138,7 @@ def add_ReplicaServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ReplicaService:
-    """What controllers say to each other. See docs/design/0002-election.md.
+    """What controllers say to each other. See docs/design/0003-election.md.
     """
 
     @staticmethod
@@ -178,6 +212,60 @@ class ReplicaService:
             '/virialpb.v1.ReplicaService/HandOver',
             virialpb_dot_v1_dot_replica__pb2.HandOverRequest.SerializeToString,
             virialpb_dot_v1_dot_replica__pb2.HandOverResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Look(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/virialpb.v1.ReplicaService/Look',
+            virialpb_dot_v1_dot_replica__pb2.LookRequest.SerializeToString,
+            virialpb_dot_v1_dot_replica__pb2.LookResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Defragment(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/virialpb.v1.ReplicaService/Defragment',
+            virialpb_dot_v1_dot_replica__pb2.DefragmentRequest.SerializeToString,
+            virialpb_dot_v1_dot_replica__pb2.DefragmentResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -27,7 +27,7 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class ReplicaServiceStub:
-    """What controllers say to each other. See docs/design/0002-election.md."""
+    """What controllers say to each other. See docs/design/0003-election.md."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
@@ -39,10 +39,14 @@ class ReplicaServiceStub:
     """Before a leader is deposed: does the other one hear it?"""
     HandOver: _grpc.UnaryUnaryMultiCallable[_replica_pb2.HandOverRequest, _replica_pb2.HandOverResponse]
     """From a leader that stops: take its place. Answered when the new one leads."""
+    Look: _grpc.UnaryUnaryMultiCallable[_replica_pb2.LookRequest, _replica_pb2.LookResponse]
+    """How this controller and the store member beside it are. Answered whoever leads, also without a majority."""
+    Defragment: _grpc.UnaryUnaryMultiCallable[_replica_pb2.DefragmentRequest, _replica_pb2.DefragmentResponse]
+    """From the leader: write the file of the member beside this controller anew. Answered when it is done."""
 
 @_typing.type_check_only
 class ReplicaServiceAsyncStub(ReplicaServiceStub):
-    """What controllers say to each other. See docs/design/0002-election.md."""
+    """What controllers say to each other. See docs/design/0003-election.md."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Ping: _aio.UnaryStreamMultiCallable[_replica_pb2.PingRequest, _replica_pb2.PingResponse]  # type: ignore[assignment]
@@ -51,9 +55,13 @@ class ReplicaServiceAsyncStub(ReplicaServiceStub):
     """Before a leader is deposed: does the other one hear it?"""
     HandOver: _aio.UnaryUnaryMultiCallable[_replica_pb2.HandOverRequest, _replica_pb2.HandOverResponse]  # type: ignore[assignment]
     """From a leader that stops: take its place. Answered when the new one leads."""
+    Look: _aio.UnaryUnaryMultiCallable[_replica_pb2.LookRequest, _replica_pb2.LookResponse]  # type: ignore[assignment]
+    """How this controller and the store member beside it are. Answered whoever leads, also without a majority."""
+    Defragment: _aio.UnaryUnaryMultiCallable[_replica_pb2.DefragmentRequest, _replica_pb2.DefragmentResponse]  # type: ignore[assignment]
+    """From the leader: write the file of the member beside this controller anew. Answered when it is done."""
 
 class ReplicaServiceServicer(metaclass=_abc_1.ABCMeta):
-    """What controllers say to each other. See docs/design/0002-election.md."""
+    """What controllers say to each other. See docs/design/0003-election.md."""
 
     @_abc_1.abstractmethod
     def Ping(
@@ -78,5 +86,21 @@ class ReplicaServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_replica_pb2.HandOverResponse, _abc.Awaitable[_replica_pb2.HandOverResponse]]:
         """From a leader that stops: take its place. Answered when the new one leads."""
+
+    @_abc_1.abstractmethod
+    def Look(
+        self,
+        request: _replica_pb2.LookRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_replica_pb2.LookResponse, _abc.Awaitable[_replica_pb2.LookResponse]]:
+        """How this controller and the store member beside it are. Answered whoever leads, also without a majority."""
+
+    @_abc_1.abstractmethod
+    def Defragment(
+        self,
+        request: _replica_pb2.DefragmentRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_replica_pb2.DefragmentResponse, _abc.Awaitable[_replica_pb2.DefragmentResponse]]:
+        """From the leader: write the file of the member beside this controller anew. Answered when it is done."""
 
 def add_ReplicaServiceServicer_to_server(servicer: ReplicaServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

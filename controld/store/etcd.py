@@ -17,6 +17,7 @@ from controld.core.ids import Epoch
 from controld.store import etcd_evidence, etcd_load, etcd_memory, etcd_probe, etcd_restore, etcd_txn, etcd_watch, guard
 from controld.store.etcd_evidence import Evidence
 from controld.store.etcd_keys import HISTORY_FIRST, Claim, Keys, history_text, read_history
+from controld.store.etcd_members import EtcdMembers
 from controld.store.etcd_probe import Limits
 from controld.store.etcd_session import Attempts, EtcdTimes, Session
 from controld.store.etcd_space import Space, compact_to
@@ -70,6 +71,7 @@ class EtcdStore:
         self._directory = directory
         self._keys = Keys(prefix)
         self._times = times or EtcdTimes()
+        self._size_bytes_max = size_bytes_max
         self._space = Space(size_bytes_max)
         self._limits = Limits(0, 0)
         self._session: Session | None = None
@@ -357,6 +359,16 @@ class EtcdStore:
         self._seen = max(self._seen, seen)
         if self._directory is not None:
             await asyncio.to_thread(etcd_memory.write, self._directory, self._seen)
+
+    @property
+    def members(self) -> EtcdMembers:
+        """Of an etcd of ours: the member beside this controller, and through it the others."""
+        return EtcdMembers(self._opened, self._size_bytes_max)
+
+    @property
+    def short(self) -> asyncio.Event:
+        """Set when space is short; cleared by whoever cares for the members."""
+        return self._space.short
 
     def _opened(self) -> Session:
         if self._session is None:

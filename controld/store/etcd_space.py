@@ -3,7 +3,8 @@
 At its quota etcd refuses every put until somebody disarms the alarm, and with it every commit, also one that deletes:
 the head is a put. So commits that grow the store are refused by us at a limit below the quota, and those that only
 delete pass. The limit is held against the pages in use, since free ones are used again; the quota counts the file,
-which shrinks only when it is defragmented.
+which shrinks only when it is defragmented. A member that is alone is defragmented here. Of several, one at a time is,
+by the leader (`controld.replica.care`), who is told by `short`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Final
 
 from controld.store.etcd_session import Session
 from controld.store.etcd_txn import PUT_OVERHEAD_BYTES
-from controld.store.etcd_wire import ALARM, COMPACT, DEFRAGMENT, STATUS, Meaning, WireError, meaning
+from controld.store.etcd_wire import ALARM, COMPACT, DEFRAGMENT, MEMBER_LIST, STATUS, Meaning, WireError, meaning
 from controld.store.port import StorageFullError, StoredChange, StoreError
 from virialpb.etcd.v1 import etcd_pb2 as pb
 
@@ -48,6 +49,8 @@ class Space:
         self._written_bytes = 0
         self._defragmented_bytes = 0
         self._relieving: asyncio.Task[None] | None = None
+        # Set when space is short; whoever cares for the members clears it.
+        self.short = asyncio.Event()
 
     async def require(self, session: Session, changes: Sequence[StoredChange]) -> None:
         """Raises StorageFullError; then the store is being relieved."""
@@ -85,6 +88,7 @@ class Space:
             self._written_bytes -= self._written.popleft()[1]
 
     def relieve_soon(self, session: Session) -> None:
+        self.short.set()
         if self._relieving is None or self._relieving.done():
             self._relieving = asyncio.get_running_loop().create_task(self._relieve_later(session), name="relief")
 
@@ -98,7 +102,8 @@ class Space:
         await asyncio.sleep(_RELIEF_PAUSE_SECONDS)  # until then that one starts nothing
 
     async def relieve(self, session: Session, *, compact: bool) -> None:
-        """Win space back where it is short: compact (all history, `compact`), defragment, disarm. Raises WireError."""
+        """Win space back where it is short: compact (all history, `compact`); where the member is alone, defragment
+        and disarm. Raises WireError."""
         status = await session.call(STATUS, pb.StatusRequest(), session.times.status)
         alarms = await self._alarms(session)
         if compact:
@@ -108,19 +113,31 @@ class Space:
         free = status.db_size_in_use < size_bytes * _WORTHWHILE
         grown = self._defragmented_bytes < size_bytes * _WORTHWHILE
         # Pages that were freed just now do not count as free until the next write, and under an alarm there is none.
-        if (alarms and grown) or (size_bytes > self._limit_bytes and free):
+        bloated = (alarms and grown) or (size_bytes > self._limit_bytes and free)
+        if bloated and await self._one_of_several(session):
+            self.short.set()
+            self._settle(status)
+            return
+        if bloated:
             await session.call(DEFRAGMENT, pb.DefragmentRequest(), session.times.defragment)
             status = await session.call(STATUS, pb.StatusRequest(), session.times.status)
             self._defragmented_bytes = status.db_size
-        self._used_bytes = status.db_size_in_use
-        self._written.clear()  # the compaction has brought it all to disk
-        self._written_bytes = 0
+        self._settle(status)
         if status.db_size < size_bytes:  # else the next put would set the alarm off again
             for alarm in alarms:
                 disarm = pb.AlarmRequest(
                     action=pb.AlarmRequest.DEACTIVATE, member_id=alarm.member_id, alarm=alarm.alarm
                 )
                 await session.call(ALARM, disarm, session.times.read)
+
+    @staticmethod
+    async def _one_of_several(session: Session) -> bool:
+        return len((await session.call(MEMBER_LIST, pb.MemberListRequest(), session.times.status)).members) > 1
+
+    def _settle(self, status: pb.StatusResponse) -> None:
+        self._used_bytes = status.db_size_in_use
+        self._written.clear()  # the compaction has brought it all to disk
+        self._written_bytes = 0
 
     @staticmethod
     async def _alarms(session: Session) -> list[pb.AlarmMember]:

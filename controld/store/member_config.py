@@ -112,6 +112,11 @@ def _is_loopback(host: str) -> bool:
         return False
 
 
+def quota_bytes(size_bytes_max: int) -> int:
+    """Of the file, for a store that may use so much of it."""
+    return size_bytes_max + max(QUOTA_RESERVE_BYTES, size_bytes_max // 8)
+
+
 def render(config: MemberConfig) -> str:
     """etcd's configuration file (JSON is YAML). Its names are those of 3.4 and 3.5; unknown ones are ignored."""
     client, peer = f"unix://{SOCKET}", config.peers[config.name]
@@ -129,7 +134,7 @@ def render(config: MemberConfig) -> str:
         "pre-vote": True,
         "heartbeat-interval": config.heartbeat_ms,
         "election-timeout": config.election_ms,
-        "quota-backend-bytes": config.size_bytes_max + max(QUOTA_RESERVE_BYTES, config.size_bytes_max // 8),
+        "quota-backend-bytes": quota_bytes(config.size_bytes_max),
         "max-txn-ops": 1_024,
         "max-request-bytes": 2 << 20,
         "enable-v2": False,

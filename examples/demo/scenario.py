@@ -192,7 +192,7 @@ def _placed(run: Run) -> dict[int, str]:
 def _kill(run: Run) -> Outcome:
     """Kill a node outright: agent, guardian and tasks, and take its data directory away."""
     lost = _placed(run)[run.options.lose_rank]
-    part = run.cluster.parts[lost]
+    part = run.cluster.agents[lost]
     guardian = guardian_pid(part.data_dir)
     if part.process is None or guardian is None:
         raise DemoFailed(f"{lost} has no agent or no guardian to kill")

@@ -90,7 +90,7 @@ class Rack:
         return self.cluster.controller
 
     def node(self, name: str) -> Part:
-        return self.cluster.parts[name]
+        return self.cluster.agents[name]
 
     def kill(self, part: Part) -> None:
         """SIGKILL to one process alone, and see it gone."""
@@ -234,7 +234,7 @@ def rack(nodes: int) -> Generator[Rack]:
             raise
         finally:
             made.close()
-            guardians = [guardian_pid(part.data_dir) for part in made.cluster.parts.values()]
+            guardians = [guardian_pid(part.data_dir) for part in made.cluster.agents.values()]
             try:
                 made.stay_clean()
                 assert guardians == [None] * len(guardians)

@@ -50,8 +50,8 @@ def test_case_c13_noded_killed_alone_restarts_no_gang(made: Rack) -> None:
         spec = made.spec(name, "--until", str(made.base / f"stop-{name}"), ranks=3, writes=writes)
         job = client.submit_job(spec, job_id=name)
         pids = made.until_running(job.id, 3)
-        guardians = [guardian_pid(part.data_dir) for part in made.cluster.parts.values()]
-        victims = list(made.cluster.parts.values())
+        guardians = [guardian_pid(part.data_dir) for part in made.cluster.agents.values()]
+        victims = list(made.cluster.agents.values())
         for part in victims:  # alone, and then all at once
             made.kill(part)
             if part is victims[0]:
@@ -61,7 +61,7 @@ def test_case_c13_noded_killed_alone_restarts_no_gang(made: Rack) -> None:
         until_further(made, job.id, 10)
         assert made.pids(job.id) == pids
         assert all(map(alive, pids.values()))
-        assert [guardian_pid(part.data_dir) for part in made.cluster.parts.values()] == guardians
+        assert [guardian_pid(part.data_dir) for part in made.cluster.agents.values()] == guardians
         finish(made, job.id)
 
 

@@ -29,12 +29,18 @@ READY_TIMEOUT_S: Final = 60.0
 READY_POLL_S: Final = 0.1
 
 
-@command("up", "virial up", "virial up --nodes 4", "virial up --nodes 2 --directory ~/my-cluster")
+@command("up", "virial up", "virial up --controllers 3 --nodes 6", "virial up --nodes 2 --directory ~/my-cluster")
 def up(
     session: Session,
     nodes: Annotated[
         int, typer.Option("--nodes", metavar="N", min=1, max=64, help="How many nodes; each gets an equal share.")
     ] = 4,
+    controllers: Annotated[
+        int,
+        typer.Option(
+            "--controllers", metavar="N", help="1, or 3 or 5 that stand in for each other (needs etcd-server)."
+        ),
+    ] = 1,
     directory: Annotated[
         str,
         typer.Option("--directory", metavar="DIR", help="Keep state there. [default: a new one, removed at the end]"),
@@ -42,14 +48,15 @@ def up(
 ) -> None:
     """Run a cluster on this machine until Ctrl-C.
 
-    It is a controller and some node agents, all on loopback. Other commands of the same user find it by themselves.
+    It is a controller (or several, each with its etcd member) and some node agents, all on loopback. Other commands of
+    the same user find it by themselves.
     """
-    from virial.local import LocalCluster
+    from virial.local import LocalCluster, Supervision
 
     signal.signal(signal.SIGTERM, _interrupt)
     with ExitStack() as stack:
         place = Path(directory).expanduser() if directory else Path(stack.enter_context(_scratch()))
-        cluster = LocalCluster(place, nodes=nodes)
+        cluster = LocalCluster(place, nodes=nodes, controllers=controllers)
         stack.callback(cluster.stop)
         with _Progress(session, nodes) as progress:
             cluster.start()
@@ -57,14 +64,17 @@ def up(
         printer = session.printer
         stack.enter_context(_published(cluster.address, printer))
         if printer.for_people:
-            printer.line(f"cluster with {plural(nodes, 'node')} at {cluster.address}, state and logs in {place}")
+            what = plural(nodes, "node") + (f", {controllers} controllers" if controllers > 1 else "")
+            printer.line(f"cluster with {what} at {cluster.address}, state and logs in {place}")
             printer.line("try: virial nodes; virial submit examples/train.yaml --wait    (Ctrl-C ends the cluster)")
         else:
-            printer.item({"address": cluster.address, "directory": str(place), "nodes": nodes})
+            found = {"address": cluster.address, "directory": str(place), "nodes": nodes, "controllers": controllers}
+            printer.item(found)
+        supervision = Supervision(cluster, time.monotonic())
         while True:
             time.sleep(SUPERVISE_S)
-            for name in cluster.restart_dead():
-                printer.note(f"virial: {name} had ended and was started again; its log is {place / name}.log")
+            for sentence in supervision.step(time.monotonic()):
+                printer.note(f"virial: {sentence}")
 
 
 @contextmanager

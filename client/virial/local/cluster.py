@@ -224,7 +224,8 @@ class LocalCluster:
         Safe to repeat."""
         end_all(self.agents.values())
         end_all(self.controllers)
-        end_all(self.members)
+        for member in self.members:  # one by one: a leader among them hands over to one that stays, or waits for it
+            end_all([member])
         if self._ports is not None:
             self._ports.close()
             self._ports = None

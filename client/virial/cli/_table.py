@@ -18,6 +18,7 @@ OPTIONS: dict[str, dict[str, tuple[str, ...] | None]] = {
     },
     "up": {
         "--nodes": (),
+        "--controllers": (),
         "--directory": (),
         "--output": ("table", "json", "yaml"),
         "-o": ("table", "json", "yaml"),
@@ -215,6 +216,35 @@ OPTIONS: dict[str, dict[str, tuple[str, ...] | None]] = {
         "--help": None,
     },
     "admin": {"--help": None},
+    "admin certs": {"--help": None},
+    "admin certs init": {
+        "--directory": (),
+        "--output": ("table", "json", "yaml"),
+        "-o": ("table", "json", "yaml"),
+        "--help": None,
+    },
+    "admin certs issue": {
+        "--host": (),
+        "--days": (),
+        "--renew": None,
+        "--directory": (),
+        "--output": ("table", "json", "yaml"),
+        "-o": ("table", "json", "yaml"),
+        "--help": None,
+    },
+    "admin certs list": {
+        "--directory": (),
+        "--output": ("table", "json", "yaml"),
+        "-o": ("table", "json", "yaml"),
+        "--help": None,
+    },
+    "admin certs rotate": {
+        "--days": (),
+        "--directory": (),
+        "--output": ("table", "json", "yaml"),
+        "-o": ("table", "json", "yaml"),
+        "--help": None,
+    },
 }
 # Fixed choices of a command's argument.
 ARGUMENTS: dict[str, tuple[str, ...]] = {
@@ -237,4 +267,9 @@ ARGUMENTS: dict[str, tuple[str, ...]] = {
     "version": (),
     "completion": ("bash", "zsh", "fish"),
     "admin": (),
+    "admin certs": (),
+    "admin certs init": (),
+    "admin certs issue": (),
+    "admin certs list": (),
+    "admin certs rotate": ("begin", "switch", "finish"),
 }

@@ -338,8 +338,13 @@ class Driver:
 
     async def _verify(self, order: i.VerifyShard) -> None:
         seconds = deadline_seconds(order.restore.size_bytes)
+        loop = asyncio.get_running_loop()
+
+        def told(read_bytes: int) -> None:  # in the worker's thread
+            loop.call_soon_threadsafe(self.post, e.ShardRead(order.slot, order.token, read_bytes))
+
         try:
-            problem = await self._worker.run(lambda: check_shard(order.directory, order.restore), seconds)
+            problem = await self._worker.run(lambda: check_shard(order.directory, order.restore, told), seconds)
         except (WorkTimeout, WorkRefused) as error:
             problem = (PrepareFailure.CHECKPOINT_DIRECTORY, f"{order.directory}: {error}")
         if problem is None:

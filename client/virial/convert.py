@@ -188,6 +188,8 @@ def job_from(message: job_pb2.Job) -> Job:
         end_time_unix_ns=message.end_time_unix_ns,
         revision=message.revision,
         progress_step=message.progress_step if message.progress_step >= 0 else None,
+        aborted_saves=message.aborted_saves,
+        last_abort_reason=message.last_abort_reason,
     )
 
 

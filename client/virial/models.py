@@ -197,6 +197,8 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class Job:
+    """`aborted_saves`: checkpoints aborted since one was last committed; `last_abort_reason`: the last one's."""
+
     id: str
     spec: JobSpec
     state: JobState
@@ -209,6 +211,8 @@ class Job:
     end_time_unix_ns: int
     revision: int
     progress_step: int | None
+    aborted_saves: int = 0
+    last_abort_reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)

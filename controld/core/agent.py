@@ -35,6 +35,8 @@ class SlotStatus:
     metrics: tuple[tuple[str, float], ...] = ()
     failure: PrepareFailure | None = None
     failure_detail: str = ""
+    # Of its shard, so far; 0 before that, and from an agent that does not tell.
+    prepared_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

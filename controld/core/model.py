@@ -259,6 +259,11 @@ class Job:
     highest_step: int = -1
     # From the cluster's counter: orders equal jobs, and names directories, since an id may be chosen by its user.
     number: int = 0
+    # Since a checkpoint was last committed; the reason is the last one's.
+    aborted_saves: int = 0
+    last_abort_reason: str = ""
+    # Generations in a row that no fault of the job kept from starting.
+    prepare_failures: int = 0
 
 
 @dataclass(frozen=True, slots=True)

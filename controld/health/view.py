@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from controld.core.agent import Beat, Hello, Sample, SlotStatus
+from controld.core.agent import Beat, Hello, Sample, SlotState, SlotStatus
 from controld.core.ids import Incarnation, JobId, NodeUid, SlotId
 from controld.health.phi import Arrivals
 from controld.matching.port import Unplaced
@@ -29,6 +29,8 @@ class SessionView:
     readings_ns: int = 0
     reported: bool = False
     guardian_ok: bool = True
+    # Of slots whose shard is being read: how far that is, and since when.
+    prepared: dict[SlotId, tuple[int, int]] = field(default_factory=dict[SlotId, tuple[int, int]])
     arrivals: Arrivals = field(default_factory=Arrivals)
     # When an order was last given on this stream, so that a level-triggered tick does not repeat it at once.
     sent_ns: dict[str, int] = field(default_factory=dict[str, int])
@@ -87,6 +89,11 @@ class View:
         session.last_receipt_ns = now_ns
         session.beat_seq = max(session.beat_seq, beat.seq)
         session.slots = {s.slot: s for s in beat.slots}
+        session.prepared = {
+            s.slot: known if (known := session.prepared.get(s.slot)) and known[0] == s.prepared_bytes else read
+            for s in beat.slots
+            if s.state is SlotState.PREPARING and (read := (s.prepared_bytes, now_ns))[0]
+        }
         if beat.readings:
             session.readings = beat.readings
             session.readings_ns = now_ns
@@ -129,6 +136,13 @@ class View:
         # A session of another life was acknowledged up to its last beat.
         known_ns = session.since_ns if session.incarnation == incarnation else session.last_receipt_ns
         return max(self.started_ns, known_ns or 0)
+
+    def reads_nothing_ns(self, uid: NodeUid, slot: SlotId) -> int:
+        """For how long a node has told of the same byte of the shard that it reads; 0 when it tells of none."""
+        session = self.sessions.get(uid)
+        if session is None or session.last_receipt_ns is None or slot not in session.prepared:
+            return 0
+        return session.last_receipt_ns - session.prepared[slot][1]
 
     def first_seen(self, now_ns: int, *what: str) -> int:
         """When `what` was first asked about. `what[1]` is its job: it is remembered until that has ended."""

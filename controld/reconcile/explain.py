@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from controld.core.ids import JobId
-from controld.core.model import Liveness, Phase
+from controld.core.model import Generation, Job, Liveness, Phase
 from controld.core.spec import Writes
 from controld.core.state import State
 from controld.health.view import View
@@ -12,7 +12,7 @@ from virialpb.reasons import Unfit
 
 
 def explain(state: State, view: View, job_id: JobId) -> Unplaced:
-    """Reasons with counts; none for a job that has ended, or that runs and waits for no silent node.
+    """Reasons with counts; none for a job that has ended, or that runs, has all its spares and waits for nobody.
 
     Raises KeyError for an unknown job.
     """
@@ -25,13 +25,22 @@ def explain(state: State, view: View, job_id: JobId) -> Unplaced:
     if current is not None and current.phase.under_way:
         # A running job waits only for what is silent: it may come back, or its lease ends and the gang restarts.
         silent = tuple(w for w in waits if w.reason is Unfit.WAITS_FOR_EXPIRY)
-        return Unplaced(job_id, job.generation, silent, 0)
+        return Unplaced(job_id, job.generation, (*silent, *_missing_spares(job, current)), 0)
     if waits:
         return Unplaced(job_id, number, waits, 0)
     found = view.explain.get(job_id)
     if found is not None and found.number == number:
         return found
     return Unplaced(job_id, number, (UnfitCount(Unfit.WAITS_FOR_PLANNER, 0),), 0)
+
+
+def _missing_spares(job: Job, current: Generation) -> tuple[UnfitCount, ...]:
+    """A gang starts without spares where there is no room for them, and then its next loss costs more."""
+    wanted = job.spec.gang.spares
+    held = sum(m.rank is None and m.lease.holds for m in current.members)
+    if held >= wanted:
+        return ()
+    return (UnfitCount(Unfit.SPARE_MISSING, 0, (("spares_held", held), ("spares_wanted", wanted))),)
 
 
 def _waits_for_leases(state: State, job_id: JobId) -> tuple[UnfitCount, ...]:

@@ -12,7 +12,7 @@ from controld.core.commands import (
     ReportBadShard,
     StopGeneration,
 )
-from controld.core.ids import SlotId, Token
+from controld.core.ids import CheckpointId, SlotId, Token
 from controld.core.model import (
     Generation,
     Job,
@@ -22,7 +22,8 @@ from controld.core.model import (
     TaskError,
     TaskExit,
 )
-from controld.core.spec import Writes
+from controld.core.spec import SECOND_NS, Writes
+from controld.core.transitions.endings import BLAMES_NODE
 from controld.core.transitions.generations import may_leave_behind
 from controld.health.view import Refusals
 from controld.reconcile import drain
@@ -30,6 +31,8 @@ from controld.reconcile.decisions import Pass
 from virialpb.reasons import ExitReason, PrepareFailure, StopReason
 
 BAD_SHARD = (PrepareFailure.SHARD_MISSING, PrepareFailure.SHARD_CORRUPT)
+# Why a generation is stopped, the members that are the cause (the first is named), and a detail.
+Late = tuple[StopReason, list[Member], str]
 # After these the slot runs nothing and holds nothing at the agent.
 OVER = (SlotState.EXITED, SlotState.PREPARE_FAILED)
 
@@ -78,6 +81,8 @@ def _member(p: Pass, job: Job, generation: Generation, member: Member, token: To
             _leave_out(p, job, member)  # it beats, so it is there; but it did not hear that its beats were acknowledged
         if exit_ is None and member.rank is not None and generation.phase.under_way:
             exit_ = TaskExit(ExitReason.START_FAILED, stderr_tail=status.failure_detail)
+        elif exit_ is not None and exit_.reason is ExitReason.START_FAILED and generation.phase.under_way:
+            _leave_out(p, job, member)
         p.commands.append(
             ReleaseMember(
                 job.id,
@@ -236,9 +241,11 @@ def _stop_if_lost(
     found = _lost_member(p, job, generation, token, statuses) or _deadline_passed(p, job, generation, statuses)
     if found is None:
         return False
-    reason, member, detail = found
-    if reason is StopReason.PREPARE_DEADLINE:
-        _leave_out(p, job, member)
+    reason, members, detail = found
+    if reason in BLAMES_NODE:
+        for late in members:
+            _leave_out(p, job, late)
+    member = members[0]
     error = TaskError(generation.number, member.rank or 0, member.node, reason, detail)
     p.commands.append(StopGeneration(job.id, generation.number, reason, error, highest_step(generation, statuses)))
     return True
@@ -246,25 +253,25 @@ def _stop_if_lost(
 
 def _lost_member(
     p: Pass, job: Job, generation: Generation, token: Token, statuses: dict[SlotId, SlotStatus | None]
-) -> tuple[StopReason, Member, str] | None:
+) -> Late | None:
     drained: Member | None = None
     for member in generation.ranks:
         if not member.lease.holds and member.done:
             continue
         node = p.state.nodes.get(member.node)
         if node is None or node.liveness is Liveness.EXPIRED or node.incarnation != member.incarnation:
-            return StopReason.NODE_LOST, member, ""
+            return StopReason.NODE_LOST, [member], ""
         if not member.lease.holds:
-            return StopReason.NODE_LOST, member, "lease"
+            return StopReason.NODE_LOST, [member], "lease"
         if node.liveness is Liveness.SUSPECT:
             # A job that writes elsewhere may not restart before the lease ends, so its peers are left alone till
             # then: the silent rank may yet come back. Before GO nothing runs, and waiting serves nobody.
             if job.spec.writes is Writes.TOKEN or generation.phase is Phase.PREPARING:
-                return StopReason.NODE_SUSPECT, member, ""
+                return StopReason.NODE_SUSPECT, [member], ""
         elif node.draining:
             drained = drained or member
     if drained is not None and drain.may_go(p, job, generation, token, statuses):
-        return StopReason.DRAIN, drained, ""
+        return StopReason.DRAIN, [drained], ""
     return None
 
 
@@ -281,19 +288,16 @@ def _unheard(p: Pass, job: Job, generation: Generation, member: Member, deadline
 
 def _deadline_passed(
     p: Pass, job: Job, generation: Generation, statuses: dict[SlotId, SlotStatus | None]
-) -> tuple[StopReason, Member, str] | None:
+) -> Late | None:
     what = ("phase", job.id, str(generation.number), generation.phase.value)
     since_ns = p.view.first_seen(p.now.boottime_ns, *what)
     elapsed_ns = p.now.boottime_ns - since_ns
-    if generation.phase is Phase.PREPARING and elapsed_ns > p.limits.prepare_timeout_ns:
-        for member in generation.ranks:
-            status = statuses[member.slot]
-            if status is None or status.state is not SlotState.READY:
-                return StopReason.PREPARE_DEADLINE, member, status.failure_detail if status is not None else ""
     if generation.phase is Phase.PREPARING:
-        for member in generation.ranks:
-            if _unheard(p, job, generation, member, since_ns + p.limits.unheard_ns):
-                return StopReason.PREPARE_DEADLINE, member, "unheard"
+        return _unprepared(p, job, generation, statuses, since_ns)
+    if generation.phase is Phase.GO and elapsed_ns > p.limits.go_timeout_ns:
+        waiting = [m for m in generation.ranks if not m.done and _says(statuses[m.slot], SlotState.READY)]
+        if waiting:
+            return StopReason.GO_DEADLINE, waiting, ""
     start_timeout_ns = job.spec.start_timeout_ns
     if start_timeout_ns and generation.phase in (Phase.GO, Phase.ACTIVE):
         since_go_ns = p.view.first_seen(p.now.boottime_ns, "went", job.id, str(generation.number))
@@ -301,5 +305,32 @@ def _deadline_passed(
             for member in generation.ranks:
                 status = statuses[member.slot]
                 if not member.done and (status is None or status.progress_step < 0):
-                    return StopReason.START_DEADLINE, member, ""
+                    return StopReason.START_DEADLINE, [member], ""
     return None
+
+
+def _says(status: SlotStatus | None, *states: SlotState) -> bool:
+    """Whether the node says one of these of the slot, or nothing of it."""
+    return status is None or status.state in states
+
+
+def _unprepared(
+    p: Pass, job: Job, generation: Generation, statuses: dict[SlotId, SlotStatus | None], since_ns: int
+) -> Late | None:
+    """Whether a rank has taken too long to get ready: all told, or since its agent has read on in its shard."""
+    late = [m for m in generation.ranks if not m.done and _says(statuses[m.slot], SlotState.PREPARING)]
+    if p.now.boottime_ns - since_ns > _prepare_timeout_ns(p, generation) and late:
+        status = statuses[late[0].slot]
+        return StopReason.PREPARE_DEADLINE, late, status.failure_detail if status is not None else ""
+    for member in late:
+        if _unheard(p, job, generation, member, since_ns + p.limits.unheard_ns):
+            return StopReason.PREPARE_DEADLINE, [member], "unheard"
+    stalled = [m for m in late if p.view.reads_nothing_ns(m.node, m.slot) > p.limits.prepare_stall_ns]
+    return (StopReason.PREPARE_DEADLINE, stalled, "stalled") if stalled else None
+
+
+def _prepare_timeout_ns(p: Pass, generation: Generation) -> int:
+    """A total for the generation: its largest shard has to be read in it."""
+    checkpoint = p.state.checkpoints.get(generation.job, {}).get(generation.restored_checkpoint or CheckpointId(""))
+    size_bytes = max((s.size_bytes for s in checkpoint.parts), default=0) if checkpoint is not None else 0
+    return p.limits.prepare_timeout_ns + size_bytes * SECOND_NS // p.limits.restore_bytes_per_second_min

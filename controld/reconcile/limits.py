@@ -14,7 +14,14 @@ class Limits:
     session_fence_after_ns: int = 60 * SECOND_NS
     # A node that this leader has never heard: agents need this long to find a new leader.
     reconnect_ns: int = 10 * SECOND_NS
+    # Until every rank is ready; and this much longer for each byte of the largest shard, which is read to be verified.
     prepare_timeout_ns: int = 60 * SECOND_NS
+    restore_bytes_per_second_min: int = 10_000_000
+    # An agent that tells how far it has read its shard, and reads no further. A shared file system that fails over to
+    # its other server is silent for longer than the 10 s that a design for local disks would give it.
+    prepare_stall_ns: int = 30 * SECOND_NS
+    # From GO until every rank runs: the agent has everything ready, and starts a process.
+    go_timeout_ns: int = 60 * SECOND_NS
     # The node beats, but not one beat knows the slot: it does not hear its orders. Another may be free.
     unheard_ns: int = 10 * SECOND_NS
     resend_ns: int = SECOND_NS

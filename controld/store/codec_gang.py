@@ -43,6 +43,9 @@ def job(value: Job) -> pb.Job:
         end_time_unix_ns=value.end_time_unix_ns,
         highest_step=value.highest_step,
         number=value.number,
+        aborted_saves=value.aborted_saves,
+        last_abort_reason=value.last_abort_reason,
+        prepare_failures=value.prepare_failures,
     )
 
 
@@ -64,6 +67,9 @@ def from_job(value: pb.Job) -> Job:
         end_time_unix_ns=value.end_time_unix_ns,
         highest_step=value.highest_step if value.HasField("highest_step") else _STEP_BEFORE_THE_FIRST,
         number=value.number,
+        aborted_saves=value.aborted_saves,
+        last_abort_reason=value.last_abort_reason,
+        prepare_failures=value.prepare_failures,
     )
 
 

@@ -34,6 +34,7 @@ from noded.core.events import (
     ReadingsTaken,
     ReleaseDone,
     ReleaseFailed,
+    ShardRead,
     ShardVerified,
     ShutdownRequested,
     StartDone,
@@ -166,6 +167,8 @@ class AgentCore:
                 return slots.prepare_done(event.slot, event.token, event.port, now_ns)
             case PrepareFailed():
                 return slots.prepare_failed(event.slot, event.token, event.failure, event.detail)
+            case ShardRead():
+                return slots.shard_read(event.slot, event.token, event.read_bytes)
             case ShardVerified():
                 return slots.shard_verified(event.slot, event.token, now_ns)
             case StartDone():

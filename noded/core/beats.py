@@ -21,7 +21,7 @@ BEAT_BYTES_MAX: Final = 44 * 1024
 READINGS_BYTES_MAX: Final = 28 * 1024
 _READING_BYTES: Final = 32
 """Of tags, lengths and the two numbers of one reading, generously."""
-_SLOT_BYTES: Final = 112
+_SLOT_BYTES: Final = 124
 """The same of one slot: token, port, step, age, failure, exit."""
 _METRIC_BYTES: Final = 16
 _TAIL_MAX: Final = 4096

@@ -139,6 +139,15 @@ class PrepareFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class ShardRead:
+    """So much of the shard was read to verify it, and is right so far."""
+
+    slot: SlotId
+    token: Token
+    read_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class ShardVerified:
     slot: SlotId
     token: Token
@@ -240,6 +249,7 @@ Event = (
     | TaskCalled
     | PrepareDone
     | PrepareFailed
+    | ShardRead
     | ShardVerified
     | StartDone
     | StartFailed

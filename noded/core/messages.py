@@ -107,6 +107,7 @@ class SlotStatus:
     failure: PrepareFailure | None = None
     failure_detail: str = ""
     progress_age_ms: int = 0
+    prepared_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

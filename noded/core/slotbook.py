@@ -246,6 +246,12 @@ class SlotBook(SlotTable):
         self.changed = True
         return []
 
+    def shard_read(self, slot_id: SlotId, token: Token, read_bytes: int) -> list[Instruction]:
+        slot = self._owned(slot_id, token, Phase.VERIFYING)
+        if slot is not None:
+            slot.prepared_bytes = read_bytes
+        return []
+
     def shard_verified(self, slot_id: SlotId, token: Token, now_ns: int) -> list[Instruction]:
         slot = self._owned(slot_id, token, Phase.VERIFYING)
         if slot is None or slot.prepare is None:

@@ -75,6 +75,8 @@ class Slot:
     failure: PrepareFailure | None = None
     failure_detail: str = ""
     start_failure: str = ""
+    prepared_bytes: int = 0
+    """Of the shard that it is to start from: read and right so far."""
     in_guardian: bool = False
     """A prepare was sent, so the guardian may hold something until it confirms a release."""
     stop_grace_ms: int = 0
@@ -125,6 +127,7 @@ class Slot:
             metrics=() if progress is None else progress.metrics,
             failure=self.failure,
             failure_detail=self.failure_detail,
+            prepared_bytes=self.prepared_bytes if self.phase is Phase.VERIFYING else 0,
             progress_age_ms=0 if progress is None else max(0, now_ns - progress.at_ns) // NS_PER_MS,
         )
 

@@ -96,6 +96,7 @@ def _slot(status: m.SlotStatus) -> node_pb2.SlotStatus:
         failure=status.failure or "",
         failure_detail=status.failure_detail,
         progress_age_ms=status.progress_age_ms,
+        prepared_bytes=status.prepared_bytes,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Final
 
 from noded.core.messages import Restore, Tier
@@ -19,8 +20,12 @@ def deadline_seconds(size_bytes: int) -> float:
     return BASE_SECONDS + size_bytes / READ_BYTES_PER_SECOND_MIN
 
 
-def check_shard(directory: str, restore: Restore) -> tuple[PrepareFailure, str] | None:
+def check_shard(
+    directory: str, restore: Restore, told: Callable[[int], None] | None = None
+) -> tuple[PrepareFailure, str] | None:
     """None when every stripe is right and the whole is what the registry recorded; else why not.
+
+    `told` is `verify_shard`'s.
 
     SHARD_MISSING and SHARD_CORRUPT condemn the checkpoint, for every node and for good. So they are said only of a
     directory that could be looked into: a shared file system that is not mounted here, or does not answer, says
@@ -28,7 +33,7 @@ def check_shard(directory: str, restore: Restore) -> tuple[PrepareFailure, str] 
     """
     rank = int(restore.file[len("rank-") : -len(".shard")])
     try:
-        manifest = verify_shard(directory, rank, digest=restore.digest or None)
+        manifest = verify_shard(directory, rank, digest=restore.digest or None, told=told)
     except ShardCorrupt as problem:
         if problem.problem is not Problem.MISSING:
             return PrepareFailure.SHARD_CORRUPT, str(problem)

@@ -30,7 +30,7 @@ import json
 import os
 import re
 import stat
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final, cast
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 FORMAT: Final = "virial-shard-1"
 STRIPE_BYTES: Final = 1 << 20
+TOLD_BYTES: Final = 32 * STRIPE_BYTES
 MANIFEST_BYTES_MAX: Final = 64 << 20
 """Bound on a manifest from disk: about 900,000 stripes, a shard of 0.9 TB."""
 RANK_MAX: Final = 99_999
@@ -221,10 +222,17 @@ def read_manifest(directory: str | os.PathLike[str], rank: int) -> Manifest:
     return manifest
 
 
-def verify_shard(directory: str | os.PathLike[str], rank: int, *, digest: str | None = None) -> Manifest:
+def verify_shard(
+    directory: str | os.PathLike[str],
+    rank: int,
+    *,
+    digest: str | None = None,
+    told: Callable[[int], None] | None = None,
+) -> Manifest:
     """Read a whole shard and check every stripe, and `digest` (what the registry recorded) if given.
 
-    Memory: one stripe. Raises ShardCorrupt for the first thing wrong, OSError for a failing disk.
+    `told` hears after each TOLD_BYTES how many were read and are right. Memory: one stripe. Raises ShardCorrupt for
+    the first thing wrong, OSError for a failing disk.
     """
     manifest = read_manifest(directory, rank)
     if digest is not None and manifest.digest != digest:
@@ -233,6 +241,8 @@ def verify_shard(directory: str | os.PathLike[str], rank: int, *, digest: str | 
     with VerifiedReader(directory, manifest) as reader:
         for index in range(len(manifest.stripe_digests)):
             reader.stripe(index)
+            if told is not None and (read := (index + 1) * STRIPE_BYTES) % TOLD_BYTES == 0:
+                told(read)
     return manifest
 
 

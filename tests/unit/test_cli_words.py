@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
+from dataclasses import replace
 
 import pytest
 
 from controld.core.events import KINDS
-from virial.cli import words
-from virial.models import Event, Explanation, JobError, JobState, TaskExit, UnfitCount
+from virial.cli import jobs, words
+from virial.cli.printer import Output, Printer
+from virial.models import Event, Explanation, Gang, Job, JobError, JobSpec, JobState, Resources, TaskExit, UnfitCount
+from virial.models import TaskSpec as Task
+from virial.testing import FakeCluster
 from virialpb.reasons import ExitReason, PrepareFailure, StopReason, Unfit
 
 SHOUTED = re.compile(r"[A-Z]{4,}|_")
@@ -129,3 +134,33 @@ def test_a_line_starts_with_the_time_of_day() -> None:
     )
     dated = words.event_line(event("node.live", node="n1", create_time_unix_ns=10**18), dated=True)
     assert re.fullmatch(r"2001-09-0\d \d\d:\d\d:\d\d  node n1: .*", dated)
+
+
+def test_a_job_whose_saves_fail_and_that_lacks_spares_says_so() -> None:
+    cluster = FakeCluster()
+    cluster.add_nodes(3)
+    client = cluster.client()
+    spec = JobSpec("train", Task(("train",)), Resources(1000, 1 << 30), Gang(3, 2))
+    job = client.submit_job(spec)
+    cluster.run(3)
+    found = client.get_job(job.id)
+    shown = pairs_of(replace(found, aborted_saves=4, last_abort_reason="STORAGE_FULL"))
+    assert shown["saves"].startswith("4 checkpoints failed since one was last complete: no room left")
+    assert shown["spares"] == "0 of 2 held: no node had room for the others"
+    assert pairs_of(found)["saves"] == ""
+    (missing,) = client.explain_job(job.id).reasons
+    assert words.unfit_line(missing).startswith("runs without all its spares")
+    assert "spares held 0, spares wanted 2" in words.unfit_line(missing)
+
+
+def pairs_of(job: Job) -> dict[str, str]:
+    class Pairs(Printer):
+        def __init__(self) -> None:
+            super().__init__(Output.TABLE)
+
+        def pairs(self, pairs: Iterable[tuple[str, str]]) -> None:
+            told.update(pairs)
+
+    told: dict[str, str] = {}
+    jobs.show(Pairs(), job)
+    return told

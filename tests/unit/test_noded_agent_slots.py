@@ -143,6 +143,20 @@ def test_a_restore_is_verified_before_anything_is_reserved() -> None:
     assert [type(one) for one in found] == [i.Remember, i.GuardianPrepare]
 
 
+def test_how_much_of_a_shard_was_read_is_told_until_it_is_verified() -> None:
+    agent = online()
+    agent.handle(order(replace(PREPARE, restore=RESTORE)), START)
+    agent.handle(e.ShardRead(SLOT, TOKEN, 64 << 20), START)
+    found = status(agent)
+    assert found is not None
+    assert found.prepared_bytes == 64 << 20
+    agent.handle(e.ShardVerified(SLOT, TOKEN), START)
+    agent.handle(e.ShardRead(SLOT, TOKEN, 96 << 20), START)  # said by the thread before it ended
+    found = status(agent)
+    assert found is not None
+    assert found.prepared_bytes == 0
+
+
 def test_a_bad_shard_fails_the_prepare() -> None:
     agent = online()
     agent.handle(order(replace(PREPARE, restore=RESTORE)), START)

@@ -30,6 +30,7 @@ def test_a_hello_says_everything() -> None:
         failure=PrepareFailure.DEVICE_BUSY,
         failure_detail="gpu-0",
         progress_age_ms=3,
+        prepared_bytes=5,
     )
     samples = (m.Sample("t", 5, "count", "ok", 1), m.Sample("u", None, "count", "absent", 1))
     hello = m.Hello(
@@ -51,6 +52,7 @@ def test_a_hello_says_everything() -> None:
     assert (slot.exit.reason, slot.exit.signal, slot.exit.stderr_tail) == ("SIGNALED", 9, "tail")
     assert (slot.port, slot.progress_step, dict(slot.metrics), slot.progress_age_ms) == (1, 4, {"loss": 0.5}, 3)
     assert (slot.failure, slot.failure_detail) == ("DEVICE_BUSY", "gpu-0")
+    assert slot.prepared_bytes == 5
     known, unknown = wire.beat.readings
     assert (known.value, known.HasField("value"), unknown.HasField("value")) == (5, True, False)
 

@@ -86,6 +86,7 @@ STATUS = m.SlotStatus(
     metrics=(("loss", 0.25),),
     failure=PrepareFailure.SHARD_CORRUPT,
     failure_detail="stripe 3",
+    prepared_bytes=4096,
 )
 BEAT = m.Beat(7, (STATUS,), (m.Sample("cpu_temperature", None, "millidegrees", "absent", 3),), guardian_ok=False)
 REPORTS: tuple[m.Report, ...] = (

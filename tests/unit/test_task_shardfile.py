@@ -13,6 +13,7 @@ import pytest
 
 from virialpb.shardfile import (
     STRIPE_BYTES,
+    TOLD_BYTES,
     Manifest,
     Problem,
     ShardCorrupt,
@@ -230,3 +231,10 @@ def test_directories_are_made_with_their_parents_and_may_exist(tmp_path: Path) -
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(FileExistsError):
         make_directory(tmp_path / "file")
+
+
+def test_a_reader_tells_how_far_it_is(tmp_path: Path) -> None:
+    write(tmp_path, pattern(1024) * (TOLD_BYTES // 1024) * 2 + b"rest")
+    told: list[int] = []
+    verify_shard(tmp_path, WHO.rank, told=told.append)
+    assert told == [TOLD_BYTES, 2 * TOLD_BYTES]

@@ -73,12 +73,13 @@ def job(session: Session, job: JobArgument) -> None:
     with session.client() as client:
         found = client.get_job(job)
     if session.printer.for_people:
-        _show(session.printer, found)
+        show(session.printer, found)
     else:
         session.printer.value(found)
 
 
-def _show(printer: Printer, job: Job) -> None:
+def show(printer: Printer, job: Job) -> None:
+    """One job for people."""
     from virial.cli.words import error_line, stop_words
 
     spec = job.spec
@@ -98,6 +99,8 @@ def _show(printer: Printer, job: Job) -> None:
             ("restarts", f"{job.restarts} of {spec.restart.max}"),
             ("restored from", restored),
             ("stopped because", stop_words(current.stop_reason) if current is not None and current.stop_reason else ""),
+            ("spares", _spares(job)),
+            ("saves", _saves(job)),
             ("step", UNKNOWN if job.progress_step is None else str(job.progress_step)),
             ("submitted", moment(job.create_time_unix_ns)),
             ("ended", moment(job.end_time_unix_ns) if job.end_time_unix_ns else ""),
@@ -123,6 +126,26 @@ def _show(printer: Printer, job: Job) -> None:
                 frozenset({"STEP", "PARTS", "SIZE"}),
             )
         )
+
+
+def _spares(job: Job) -> str:
+    """Empty unless the running generation lacks some."""
+    current = job.current
+    if current is None or current.phase not in ("PREPARING", "GO", "ACTIVE"):
+        return ""
+    held = sum(m.rank is None and m.lease in _HOLDS for m in current.members)
+    wanted = job.spec.gang.spares
+    return f"{held} of {wanted} held: no node had room for the others" if held < wanted else ""
+
+
+def _saves(job: Job) -> str:
+    """Empty unless checkpoints fail: a job that saves nothing loses all its work with its next fault."""
+    from virial.cli.words import abort_words
+
+    if not job.aborted_saves:
+        return ""
+    why = f": {abort_words(job.last_abort_reason)}" if job.last_abort_reason else ""
+    return f"{plural(job.aborted_saves, 'checkpoint')} failed since one was last complete{why}"
 
 
 def _members(members: tuple[Member, ...]) -> Table:

@@ -37,6 +37,8 @@ _UNFIT_OF_JOB: Final[Mapping[str, str]] = {
     "BACK_OFF": "waiting before the next try, since the last ones made no progress",
     "NO_RESTORABLE_CHECKPOINT": "its checkpoints lie on nodes that are not here: it waits for them rather than "
     "start from zero",
+    "SPARE_MISSING": "runs without all its spares: no node had room for them when it was placed; the next restart "
+    "looks again",
     "TOO_FEW_NODES": "no node has joined the cluster; start noded on at least one host",
 }
 _STOPS: Final[Mapping[str, str]] = {
@@ -46,6 +48,7 @@ _STOPS: Final[Mapping[str, str]] = {
     "PREPARE_FAILED": "a rank could not be prepared",
     "PREPARE_DEADLINE": "a rank was not ready in time",
     "START_DEADLINE": "a rank made no first step in time",
+    "GO_DEADLINE": "a rank was ready and was not started in time",
     "NO_PROGRESS": "it made no progress",
     "DRAIN": "a node is being drained",
     "CANCELLED": "it was cancelled",
@@ -56,6 +59,7 @@ _STOPS: Final[Mapping[str, str]] = {
 _JOB_ENDS: Final[Mapping[str, str]] = {
     "RESTART_BUDGET": "it may not restart again (`restart` in its spec)",
     "NO_PROGRESS": "several generations in a row made no progress",
+    "CANNOT_PREPARE": "several generations in a row could not be prepared on the nodes that were tried",
     "NO_CHECKPOINT_VERIFIES": "none of its checkpoints can be loaded, and starting from zero would lose saved work",
 }
 _EXITS: Final[Mapping[str, str]] = {
@@ -78,6 +82,16 @@ _PREPARES: Final[Mapping[str, str]] = {
     "SHARD_CORRUPT": "its part of the checkpoint does not verify",
     "CHECKPOINT_DIRECTORY": "the checkpoint directory cannot be reached there",
     "KIND_UNSUPPORTED": "that kind of task is not supported there",
+}
+_DETAILS: Final[Mapping[str, str]] = {
+    "unheard": "its node did not take the order",
+    "stalled": "reading its part of the checkpoint got no further",
+}
+_ABORTS: Final[Mapping[str, str]] = {
+    "STORAGE_FULL": "no room left where checkpoints are written",
+    "IO_ERROR": "writing them failed; the rank's log (`virial logs`) says where",
+    "DEADLINE": "not every rank had saved within checkpoint.timeout",
+    "OVERTAKEN": "a later one was complete before it",
 }
 _RELAXED: Final[Mapping[str, tuple[str, Callable[[int], str]]]] = {
     "ranks": ("gang.ranks", str),
@@ -112,6 +126,11 @@ def relaxation_line(explanation: Explanation) -> str:
 
 def exit_words(exit_: TaskExit) -> str:
     return _exit(exit_.reason, exit_.code, exit_.signal)
+
+
+def abort_words(reason: str) -> str:
+    """Why a checkpoint was given up."""
+    return _ABORTS.get(reason) or _spoken(reason)
 
 
 def stop_words(reason: str) -> str:
@@ -179,7 +198,8 @@ def _spoken(reason: str) -> str:
 def _detail(text: str) -> str:
     """A detail is a reason's name, or a name and facts after it."""
     head, colon, rest = text.partition(":")
-    return _PREPARES.get(head.strip(), head) + colon + rest
+    words = _PREPARES.get(head.strip()) or _DETAILS.get(head.strip(), head)
+    return words + colon + rest
 
 
 def _number(event: Event, name: str, default: int = 0) -> int:
@@ -237,7 +257,8 @@ def _checkpoint(what: str) -> Callable[[Event], str]:
     def say(event: Event) -> str:
         rank = f", rank {_number(event, 'rank')}" if "rank" in dict(event.numbers) else ""
         bytes_ = f", {size(_number(event, 'size_bytes'))}" if "size_bytes" in dict(event.numbers) else ""
-        why = _PREPARES.get(event.reason) or _STOPS.get(event.reason) or _spoken(event.reason)
+        words = _ABORTS.get(event.reason) or _PREPARES.get(event.reason) or _STOPS.get(event.reason)
+        why = words or _spoken(event.reason)
         reason = f": {why}" if event.reason else ""
         return f"checkpoint of step {_number(event, 'step')} {what}{rank}{bytes_}{reason}"
 

@@ -108,6 +108,8 @@ def prepare(state: State, command: PrepareShard) -> Outcome:
         return draft.done(_reply(checkpoint, "PREPARED"))
     committed = replace(checkpoint, parts=parts, state=CheckpointState.COMMITTED)
     draft.put(committed)
+    if job.aborted_saves:
+        draft.put(replace(job, aborted_saves=0, last_abort_reason=""))
     size = sum(p.size_bytes for p in parts)
     draft.tell(
         events.of_generation(
@@ -131,6 +133,9 @@ def abort(state: State, command: AbortCheckpoint) -> Outcome:
     draft = Draft(state)
     aborted = replace(checkpoint, state=CheckpointState.ABORTED)
     draft.put(aborted)
+    job = draft.job(command.job)
+    if job is not None and not _overtaken(state, checkpoint):
+        draft.put(replace(job, aborted_saves=job.aborted_saves + 1, last_abort_reason=command.reason))
     draft.tell(
         events.event(
             "checkpoint.aborted",
@@ -141,6 +146,14 @@ def abort(state: State, command: AbortCheckpoint) -> Outcome:
         )
     )
     return draft.done(_reply(aborted))
+
+
+def _overtaken(state: State, checkpoint: Checkpoint) -> bool:
+    """Whether the job has committed a later one: then its work is saved, and this one is no loss."""
+    return any(
+        c.state is CheckpointState.COMMITTED and (c.generation, c.step) > (checkpoint.generation, checkpoint.step)
+        for c in state.checkpoints.get(checkpoint.job, {}).values()
+    )
 
 
 def report_bad(state: State, command: ReportBadShard) -> Outcome:

@@ -20,6 +20,10 @@ from virialpb.reasons import StopReason
 
 # Ends that are nobody's fault: not charged to the restart budget.
 UNCHARGED = frozenset({StopReason.DRAIN, StopReason.CANCELLED, StopReason.FINISHED, StopReason.SUPERSEDED})
+# Ends before a rank's program ran: its node's fault. The budget is not charged for them, or one bad node would fail a
+# job that may not restart; so that they end all the same, only so many are allowed in a row.
+BLAMES_NODE = frozenset({StopReason.PREPARE_FAILED, StopReason.PREPARE_DEADLINE, StopReason.GO_DEADLINE})
+PREPARE_FAILURES_MAX = 6
 # Ends that the job or what it was restored from may be to blame for; the loss of a node is not.
 BLAMES_JOB = frozenset({StopReason.RANK_FAILED, StopReason.START_DEADLINE, StopReason.NO_PROGRESS})
 
@@ -27,7 +31,7 @@ BLAMES_JOB = frozenset({StopReason.RANK_FAILED, StopReason.START_DEADLINE, StopR
 def begin_stop(draft: Draft, generation: Generation, reason: StopReason, error: TaskError | None, now: Now) -> None:
     """Mark a generation STOPPING: its ranks' leases are REVOKING, its open checkpoints can never commit.
 
-    The restart is charged here, once a generation, so that no rejoin can reset it (G3).
+    A restart that the job is to answer for is charged here, once a generation, so that no rejoin can reset it (G3).
     """
     job = draft.job(generation.job)
     if job is None:
@@ -48,7 +52,9 @@ def begin_stop(draft: Draft, generation: Generation, reason: StopReason, error: 
     if job.state is JobState.CANCELLING:
         return
     changed = replace(job, state=JobState.RESTARTING)
-    if reason not in UNCHARGED:
+    if reason in BLAMES_NODE:
+        changed = replace(changed, first_error=job.first_error or error, prepare_failures=job.prepare_failures + 1)
+    elif reason not in UNCHARGED:
         fruitless = 0 if generation.progressed else job.fruitless_generations + (reason in BLAMES_JOB)
         times = tuple(t for t in job.restart_times_unix_ns if t > now.unix_ns - job.spec.restart.window_ns)
         changed = replace(

@@ -33,7 +33,7 @@ from controld.core.model import (
 from controld.core.outcome import Outcome, Refused, Reply, Transition
 from controld.core.spec import Writes
 from controld.core.state import State
-from controld.core.transitions.endings import begin_stop, end_job, release_spares
+from controld.core.transitions.endings import BLAMES_NODE, PREPARE_FAILURES_MAX, begin_stop, end_job, release_spares
 from virialpb.reasons import Reason, StopReason
 
 # After so many generations in a row without a new step, the checkpoint they started from is not trusted again.
@@ -201,7 +201,7 @@ def mark_active(state: State, command: MarkActive) -> Outcome:
         for m in generation.members
     )
     draft.put(replace(generation, phase=Phase.ACTIVE, members=members))
-    draft.put(replace(job, state=JobState.RUNNING))
+    draft.put(replace(job, state=JobState.RUNNING, prepare_failures=0))
     draft.tell(events.of_generation("generation.active", generation))
     return draft.done()
 
@@ -284,7 +284,10 @@ def _final_failure(draft: Draft, job: Job, generation: Generation, now: Now) -> 
     """Why the job may not start again; empty when it may."""
     restart = job.spec.restart
     recent = [t for t in job.restart_times_unix_ns if t > now.unix_ns - restart.window_ns]
-    if generation.stop_reason is not StopReason.DRAIN and len(recent) > restart.max:
+    if generation.stop_reason in BLAMES_NODE:
+        if job.prepare_failures >= PREPARE_FAILURES_MAX:
+            return "CANNOT_PREPARE"
+    elif generation.stop_reason is not StopReason.DRAIN and len(recent) > restart.max:
         return "RESTART_BUDGET"
     states = [c.state for c in draft.checkpoints(job.id)]
     # A job that saves nothing may never report a step either: its budget alone decides.

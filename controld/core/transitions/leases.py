@@ -12,7 +12,7 @@ from controld.core.model import Event, Generation, JobState, LeaseState, Livenes
 from controld.core.outcome import Outcome, Refused, Transition
 from controld.core.state import State
 from controld.core.transitions.endings import begin_stop, end_job
-from virialpb.reasons import Reason, StopReason
+from virialpb.reasons import ExitReason, Reason, StopReason
 
 
 def _of_life(state: State, command: MarkExpired | ExpireLeases) -> Node | Refused:
@@ -84,14 +84,10 @@ def release(state: State, command: ReleaseMember, now: Now) -> Outcome:
         return draft.done()
     if released.done or generation.phase is Phase.STOPPING:
         return draft.done()
-    error = TaskError(
-        generation=generation.number,
-        rank=member.rank,
-        node=member.node,
-        stop_reason=StopReason.RANK_FAILED,
-        exit=command.exit,
-    )
-    begin_stop(draft, generation, StopReason.RANK_FAILED, error, now)
+    unstarted = command.exit is not None and command.exit.reason is ExitReason.START_FAILED
+    reason = StopReason.PREPARE_FAILED if unstarted else StopReason.RANK_FAILED
+    error = TaskError(generation.number, member.rank, member.node, reason, exit=command.exit)
+    begin_stop(draft, generation, reason, error, now)
     return draft.done()
 
 

@@ -145,6 +145,7 @@ def _slot(message: node_pb2.SlotStatus) -> agent.SlotStatus:
         metrics=_metrics(message),
         failure=_failure(message.failure),
         failure_detail=message.failure_detail[:_DETAIL_LENGTH_MAX],
+        prepared_bytes=message.prepared_bytes,
     )
 
 

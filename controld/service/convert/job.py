@@ -39,6 +39,8 @@ def job_to_proto(job: Job, state: State, view: View) -> job_pb2.Job:
         progress_step=job.highest_step if job.state.ended else -1,
         progress_generation=job.generation,
         owner=job.owner,
+        aborted_saves=job.aborted_saves,
+        last_abort_reason=job.last_abort_reason,
     )
     if current is not None:
         message.current.CopyFrom(generation_to_proto(current, state, view))

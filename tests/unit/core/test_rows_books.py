@@ -81,7 +81,7 @@ def books_balance_after_every_path() -> None:
 
     world.agents["n0"].fail_prepare = gang.PrepareFailure.COMMAND_NOT_FOUND
     refused = world.submit(spec(4, restart=RestartSpec(max=0)), "r4")
-    world.run(10)
+    world.run(400)
     assert world.job(refused).state is JobState.FAILED
     books_balance(world)
 

@@ -790,6 +790,9 @@ class Job(_message.Message):
     END_TIME_UNIX_NS_FIELD_NUMBER: _builtins.int
     HIGHEST_STEP_FIELD_NUMBER: _builtins.int
     NUMBER_FIELD_NUMBER: _builtins.int
+    ABORTED_SAVES_FIELD_NUMBER: _builtins.int
+    LAST_ABORT_REASON_FIELD_NUMBER: _builtins.int
+    PREPARE_FAILURES_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     state: _builtins.str
     create_time_unix_ns: _builtins.int
@@ -802,6 +805,9 @@ class Job(_message.Message):
     highest_step: _builtins.int
     """-1 before the first step, which is not absent."""
     number: _builtins.int
+    aborted_saves: _builtins.int
+    last_abort_reason: _builtins.str
+    prepare_failures: _builtins.int
     @_builtins.property
     def spec(self) -> Global___JobSpec: ...
     @_builtins.property
@@ -825,10 +831,13 @@ class Job(_message.Message):
         end_time_unix_ns: _builtins.int = ...,
         highest_step: _builtins.int | None = ...,
         number: _builtins.int = ...,
+        aborted_saves: _builtins.int = ...,
+        last_abort_reason: _builtins.str = ...,
+        prepare_failures: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_highest_step", b"_highest_step", "first_error", b"first_error", "highest_step", b"highest_step", "spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_highest_step", b"_highest_step", "checkpoint_counter", b"checkpoint_counter", "create_time_unix_ns", b"create_time_unix_ns", "end_time_unix_ns", b"end_time_unix_ns", "first_error", b"first_error", "fruitless_generations", b"fruitless_generations", "generation", b"generation", "highest_step", b"highest_step", "id", b"id", "number", b"number", "owner", b"owner", "restart_times_unix_ns", b"restart_times_unix_ns", "restarts", b"restarts", "spec", b"spec", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_highest_step", b"_highest_step", "aborted_saves", b"aborted_saves", "checkpoint_counter", b"checkpoint_counter", "create_time_unix_ns", b"create_time_unix_ns", "end_time_unix_ns", b"end_time_unix_ns", "first_error", b"first_error", "fruitless_generations", b"fruitless_generations", "generation", b"generation", "highest_step", b"highest_step", "id", b"id", "last_abort_reason", b"last_abort_reason", "number", b"number", "owner", b"owner", "prepare_failures", b"prepare_failures", "restart_times_unix_ns", b"restart_times_unix_ns", "restarts", b"restarts", "spec", b"spec", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__highest_step: _TypeAlias = _typing.Literal["highest_step"]  # noqa: Y015
     _WhichOneofArgType__highest_step: _TypeAlias = _typing.Literal["_highest_step", b"_highest_step"]  # noqa: Y015

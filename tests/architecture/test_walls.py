@@ -20,9 +20,9 @@ def third_party_of_client(root: Path) -> list[str]:
     allowed = frozenset(
         {"grpcio", "grpcio-status", "googleapis-common-protos", "protobuf", "pyyaml", "rich", "typer", "click"}
     )
-    return walls.third_party_imports(
-        root, allowed, "client/virial", "protos/virialpb", apart=("client/virial/testing*",)
-    )
+    # Certificates are made where an extra asks for it; who imports that module does so late.
+    apart = ("client/virial/testing*", "protos/virialpb/certificates.py")
+    return walls.third_party_imports(root, allowed, "client/virial", "protos/virialpb", apart=apart)
 
 
 def third_party_of_agent(root: Path) -> list[str]:

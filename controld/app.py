@@ -21,6 +21,7 @@ from controld.config import Config, StoreKind, is_loopback
 from controld.core.state import State
 from controld.core.validate import SpecLimits
 from controld.matching.port import PlannerLostError, PlannerPort, Snapshot
+from controld.operating import operating
 from controld.ports import Ports, forget_ports, write_ports
 from controld.reconcile.limits import Limits
 from controld.replica.election import Timings
@@ -106,6 +107,7 @@ class App:
         self._replica: Replica | None = None
         self._server: ApiServer | None = None
         self._events: asyncio.Task[None] | None = None
+        self._peers: GrpcPeers | None = None
 
     @property
     def leader(self) -> Leader:
@@ -156,6 +158,15 @@ class App:
         self._stack.push_async_callback(self._stop_leading)
         metrics.count_state(lambda: _state_of(leader), lambda: leader.view)
         metrics.tell_role(lambda: self._replica is None or self._replica.leads)
+        operated = operating(
+            config,
+            store=store,
+            place=Place(identity, config.address, config.others),
+            replica=self._replica,
+            colleagues=self._peers,
+            version=version(),
+            log=self._log,
+        )
         backend = Backend(
             leader=leader,
             clock=parts.clock,
@@ -165,12 +176,15 @@ class App:
             identity=identity,
             version=version(),
             replica=self._replica,
+            admin=operated.admin,
         )
         make_id = lambda: f"c-{parts.rng.getrandbits(96):024x}"  # noqa: E731
         server = ApiServer(backend, log=self._log, metrics=metrics, make_id=make_id)
         ports = await self._listen(server, MetricsServer(metrics.registry))
         if self._replica is not None:
             await self._replica.start()
+            if operated.care is not None:
+                self._stack.callback(asyncio.create_task(operated.care.run(), name="care for the members").cancel)
             warming = asyncio.create_task(_warm_up(planner), name="planner warm-up")
             self._stack.callback(warming.cancel)
         keep_loaded()
@@ -206,7 +220,7 @@ class App:
         if not isinstance(store, EtcdStore | MemoryStore):
             raise StartError("peers: several controllers need a store that they share: store.kind etcd", EXIT_CONFIG)
         try:
-            peers = GrpcPeers(config.address, _peer_credentials(config))
+            peers = self._peers = GrpcPeers(config.address, _peer_credentials(config))
         except OSError as error:
             raise StartError(f"cannot use the TLS files: {error}", EXIT_CONFIG) from error
         self._stack.push_async_callback(peers.close)

@@ -79,6 +79,7 @@ _BY_REASON: dict[Reason, type[VirialError]] = {
     Reason.STORAGE_FULL: ExhaustedError,
     Reason.UNAUTHENTICATED: DeniedError,
     Reason.PERMISSION_DENIED: DeniedError,
+    Reason.NOT_NOW: ConflictError,
     Reason.INVARIANT_BROKEN: InternalError,
 }
 

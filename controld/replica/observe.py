@@ -43,6 +43,12 @@ class LogName(StrEnum):
     HANDOVER_REFUSED = "handover.refused"
     HANDOVER_DONE = "handover.done"
     LEADER_RESIGNED = "leader.resigned"
+    MEMBER_ADDED = "member.added"
+    MEMBER_REMOVED = "member.removed"
+    MEMBER_PROMOTED = "member.promoted"
+    MEMBER_DEFRAGMENTED = "member.defragmented"
+    ALARM_DISARMED = "alarm.disarmed"
+    CARE_FAILED = "care.failed"
     TASK_BROKEN = "task.broken"
 
 

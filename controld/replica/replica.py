@@ -252,6 +252,11 @@ class Replica:
         return self._leading is not None
 
     @property
+    def loaded(self) -> bool:
+        """Whether it has a copy of the state."""
+        return self._state() is not None
+
+    @property
     def leader_address(self) -> str:
         """Of whoever leads, as far as this replica knows; empty where nobody does, or none can tell."""
         if self._leading is not None:

@@ -15,6 +15,7 @@ from controld.core.outcome import Reply
 from controld.core.state import State
 from controld.core.validate import SpecLimits
 from controld.health.view import View
+from controld.replica.admin import Admin
 from controld.replica.clock import Clock, now
 from controld.replica.hub import WatchHub
 from controld.replica.replica import Replica
@@ -51,7 +52,7 @@ class LeaderPort(Protocol):
 @dataclass(frozen=True, slots=True)
 class Backend:
     """`identity` and `store_kind` are shown in the cluster's status. `replica`: of a controller that is one of several;
-    it is the `leader` too."""
+    it is the `leader` too. `admin`: what operators ask for; None in a simulation."""
 
     leader: LeaderPort
     clock: Clock
@@ -61,6 +62,7 @@ class Backend:
     identity: str
     version: str
     replica: Replica | None = None
+    admin: Admin | None = None
 
     def now(self) -> Now:
         return now(self.clock)

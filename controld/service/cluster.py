@@ -10,6 +10,7 @@ from controld.core.commands import DrainNode, PlaceHold, ReleaseHold
 from controld.core.ids import NO_EPOCH, NodeUid, valid_id
 from controld.core.model import Event, Hold, Node
 from controld.core.transitions.nodes import DRAIN_OWNER
+from controld.replica.survey import Picture, Role
 from controld.service.backend import CAUSE_ID, Backend, Context
 from controld.service.convert import messages as m
 from controld.service.convert.common import NODES, event_to_proto, job_id_from_name, node_from_name, request_id_from
@@ -19,6 +20,7 @@ from controld.service.convert.replies import cursor_from_proto, events_page, nod
 from controld.service.failures import invalid_field, not_found
 from controld.service.feeds import NodeFeed
 from controld.service.problems import problems, problems_of_replicas
+from controld.service.store_problems import in_words, silent_in_words
 from controld.service.watching import watch
 from controld.store.port import CompactedError
 from virialpb.v1 import cluster_pb2_grpc
@@ -94,7 +96,7 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
         await self._leader.barrier()
         state, replica = self._leader.state, self._backend.replica
         leader, epoch = self._backend.identity, self._leader.epoch
-        found = [] if replica is None else problems_of_replicas(replica)
+        found = await self._problems_beneath()
         if replica is None or replica.leads:
             found += problems(state, self._leader.view)
         else:
@@ -108,6 +110,14 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
             store_kind=self._backend.store_kind,
             version=self._backend.version,
         )
+
+    async def _problems_beneath(self) -> list[str]:
+        """Of the other controllers, and of the store."""
+        replica, admin = self._backend.replica, self._backend.admin
+        picture = Picture(()) if admin is None else await admin.survey.recent()
+        silent = {seen.address for seen in picture.controllers if seen.role is Role.SILENT}
+        found = [] if replica is None else problems_of_replicas(replica, silent)
+        return found + silent_in_words(picture.controllers) + in_words(picture.findings)
 
     async def ListEvents(self, request: m.ListEventsRequest, context: Context) -> m.ListEventsResponse:  # noqa: N802
         about = self._about(request.job, request.node)

@@ -13,6 +13,7 @@ from controld.replica.errors import (
     SessionClosedError,
     SessionRefusedError,
 )
+from controld.store.members import MembersRefusedError
 from controld.store.port import CompactedError, StoreError
 from virialpb.errors import ErrorDetails, Violation, details_for
 from virialpb.reasons import Reason
@@ -74,6 +75,8 @@ def details_of(error: Exception) -> ErrorDetails | None:
             return details_for(error.reason, subject=subject, detail=error.message, metadata=_leader(error.leader))
         case SessionRefusedError():
             return details_for(error.reason, subject="the agent's session", detail=error.message)
+        case MembersRefusedError():
+            return details_for(Reason.NOT_NOW, detail=str(error))
         case StoreError() | OverloadedError():
             return details_for(error.reason, detail=str(error))
         case PlannerLostError():

@@ -38,10 +38,17 @@ STALE_METHODS = frozenset(
 )
 # No call of ours takes seconds; a caller that sets no deadline must not wait for ever for a store that hangs.
 UNARY_SECONDS_MAX = 30.0
+# But for those that write a file of gigabytes.
+LONG_SECONDS = {"Defragment": 310.0}
 UNARY_CALLS_MAX = 1_024
 STREAMS_MAX = 16_384
 # Whatever these began may still be committed when the time is up.
-MUTATIONS = frozenset({"SubmitJob", "CancelJob", "PlaceHold", "ReleaseHold", "DrainNode"})
+MUTATIONS = frozenset(
+    {
+        *("SubmitJob", "CancelJob", "PlaceHold", "ReleaseHold", "DrainNode"),
+        *("AddMember", "RemoveMember", "ReplaceMember", "MoveLeader"),
+    }
+)
 
 _Unary = Callable[[Any, Context], Awaitable[Any]]
 _Stream = Callable[[Any, Context], AsyncIterator[Any]]
@@ -103,7 +110,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             try:
                 if self._unary_open > UNARY_CALLS_MAX:
                     raise CallError(details_for(Reason.OVERLOADED, detail=f"{UNARY_CALLS_MAX} calls are under way"))
-                async with asyncio.timeout(UNARY_SECONDS_MAX):
+                async with asyncio.timeout(LONG_SECONDS.get(name, UNARY_SECONDS_MAX)):
                     reply = await behaviour(request, context)
                 if stale:
                     text = "{}.{}".format(*self._revision())

@@ -1,4 +1,4 @@
-"""The other controllers over gRPC: the `Peers` port.
+"""The other controllers over gRPC: the ports `Peers` and `Colleagues`.
 
 Questions share a channel to each peer; each stream of pings has a connection of its own, since one on which nothing
 comes any more, and which nobody closes, must not be what the next stream gets.
@@ -13,6 +13,7 @@ import grpc.aio
 
 from controld.replica.election import Verdict
 from controld.replica.peers import HandedOver, HandOver, PeerLostError, Ping
+from controld.replica.survey import Told
 from controld.service.convert import replica as convert
 from virialpb.v1 import replica_pb2_grpc
 
@@ -60,6 +61,20 @@ class GrpcPeers:
         except grpc.aio.AioRpcError as error:
             raise _lost(address, error) from error
         return convert.handed_over_from_proto(answer)
+
+    async def look(self, address: str) -> Told:
+        try:
+            answer = await _stub(self._shared(address)).Look(convert.look_request())
+        except grpc.aio.AioRpcError as error:
+            raise _lost(address, error) from error
+        return convert.told_from_proto(answer)
+
+    async def defragment(self, address: str) -> int:
+        try:
+            answer = await _stub(self._shared(address)).Defragment(convert.defragment_request())
+        except grpc.aio.AioRpcError as error:
+            raise _lost(address, error) from error
+        return answer.size_bytes
 
     async def close(self) -> None:
         while self._channels:

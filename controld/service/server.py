@@ -15,6 +15,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from controld.service.address import AddressError, check_address
+from controld.service.admin import AdminServicer
 from controld.service.backend import Backend
 from controld.service.cluster import ClusterServicer
 from controld.service.interceptor import CallInterceptor
@@ -24,15 +25,18 @@ from controld.service.metrics import Metrics
 from controld.service.node import NodeServicer
 from controld.service.replica import ReplicaServicer
 from controld.service.telemetry import StructLog
-from virialpb.v1 import cluster_pb2_grpc, job_pb2_grpc, node_pb2_grpc, replica_pb2_grpc
+from virialpb.v1 import admin_pb2_grpc, cluster_pb2_grpc, job_pb2_grpc, node_pb2_grpc, replica_pb2_grpc
 
 SERVICES = ("virialpb.v1.JobService", "virialpb.v1.ClusterService", "virialpb.v1.NodeService")
+# Not served in a simulation.
+ADMIN_SERVICE = "virialpb.v1.AdminService"
 # Served by one of several controllers only.
 REPLICA_SERVICE = "virialpb.v1.ReplicaService"
 METHODS = frozenset(
     name
     for servicer in (
         job_pb2_grpc.JobServiceServicer,
+        admin_pb2_grpc.AdminServiceServicer,
         cluster_pb2_grpc.ClusterServiceServicer,
         node_pb2_grpc.NodeServiceServicer,
         replica_pb2_grpc.ReplicaServiceServicer,
@@ -103,12 +107,16 @@ class ApiServer:
         cluster_pb2_grpc.add_ClusterServiceServicer_to_server(ClusterServicer(backend), self._server)
         node_pb2_grpc.add_NodeServiceServicer_to_server(NodeServicer(backend, routes), self._server)
         self._services = SERVICES
+        if backend.admin is not None:
+            self._services = (*self._services, ADMIN_SERVICE)
+            admin_pb2_grpc.add_AdminServiceServicer_to_server(AdminServicer(backend, backend.admin), self._server)
         if backend.replica is not None:
-            self._services = (*SERVICES, REPLICA_SERVICE)
-            replica_pb2_grpc.add_ReplicaServiceServicer_to_server(ReplicaServicer(backend.replica), self._server)
-        servicer: Any = cast("Any", health).aio.HealthServicer()  # the stubs know the threaded one only
-        self._health: _Health = servicer
-        cast("Any", health_pb2_grpc).add_HealthServicer_to_server(servicer, self._server)
+            self._services = (*self._services, REPLICA_SERVICE)
+            servicer = ReplicaServicer(backend.replica, backend.admin)
+            replica_pb2_grpc.add_ReplicaServiceServicer_to_server(servicer, self._server)
+        health_servicer: Any = cast("Any", health).aio.HealthServicer()  # the stubs know the threaded one only
+        self._health: _Health = health_servicer
+        cast("Any", health_pb2_grpc).add_HealthServicer_to_server(health_servicer, self._server)
         names = (*self._services, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self._server)
 

@@ -43,6 +43,7 @@ _WARNINGS = frozenset(
         ReplicaLogName.PLANNER_LOST,
         ReplicaLogName.SESSION_REFUSED,
         ReplicaLogName.COMPACTION_FAILED,
+        ReplicaLogName.CARE_FAILED,
     }
 )
 _ERRORS = frozenset(

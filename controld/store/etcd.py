@@ -71,8 +71,9 @@ class EtcdStore:
         self._directory = directory
         self._keys = Keys(prefix)
         self._times = times or EtcdTimes()
-        self._size_bytes_max = size_bytes_max
         self._space = Space(size_bytes_max)
+        # The member beside this controller, and through it the others; for an etcd whose members are ours.
+        self.members = EtcdMembers(self._opened, size_bytes_max)
         self._limits = Limits(0, 0)
         self._session: Session | None = None
         self._evidence: Evidence | None = None
@@ -359,11 +360,6 @@ class EtcdStore:
         self._seen = max(self._seen, seen)
         if self._directory is not None:
             await asyncio.to_thread(etcd_memory.write, self._directory, self._seen)
-
-    @property
-    def members(self) -> EtcdMembers:
-        """Of an etcd of ours: the member beside this controller, and through it the others."""
-        return EtcdMembers(self._opened, self._size_bytes_max)
 
     @property
     def short(self) -> asyncio.Event:

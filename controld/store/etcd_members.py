@@ -41,12 +41,14 @@ _WOULD_LOSE: Final = ("not enough started members", "unhealthy cluster")
 
 
 class EtcdMembers:
-    """`session` gives the store's, which may be opened anew. Raises StoreClosedError while it is closed."""
+    """One for the life of a store, since it knows what it has under way. `session` gives the store's, which may be
+    opened anew. Raises StoreClosedError while it is closed."""
 
     def __init__(self, session: Callable[[], Session], limit_bytes: int) -> None:
         self._session = session
         self.limit_bytes = limit_bytes
         self.quota_bytes = member_config.quota_bytes(limit_bytes)
+        self._defragmenting = False
 
     async def look(self) -> Look:
         response = await self._ask(STATUS, pb.StatusRequest(), self._session().times.status)
@@ -62,6 +64,7 @@ class EtcdMembers:
             used_bytes=response.db_size_in_use,
             full_ids=_alarmed(alarms, pb.NOSPACE),
             corrupt_ids=_alarmed(alarms, pb.CORRUPT),
+            defragmenting=self._defragmenting,
         )
 
     async def listed(self) -> tuple[Listed, ...]:
@@ -104,7 +107,13 @@ class EtcdMembers:
             raise _unavailable(error) from error
 
     async def defragment(self) -> int:
-        await self._ask(DEFRAGMENT, pb.DefragmentRequest(), self._session().times.defragment)
+        if self._defragmenting:
+            raise StoreUnavailableError("the member is being defragmented already")
+        self._defragmenting = True
+        try:
+            await self._ask(DEFRAGMENT, pb.DefragmentRequest(), self._session().times.defragment)
+        finally:
+            self._defragmenting = False
         return (await self._ask(STATUS, pb.StatusRequest(), self._session().times.status)).db_size
 
     async def disarm(self, ids: Sequence[int]) -> None:

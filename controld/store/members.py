@@ -34,7 +34,8 @@ class Listed:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What a member says of itself. `leader_id` 0: it knows none. `full_ids`, `corrupt_ids`: alarms it knows of."""
+    """What a member says of itself. `leader_id` 0: it knows none. `full_ids`, `corrupt_ids`: alarms it knows of.
+    `defragmenting`: its controller has it write its file anew just now, for this leader or for one before it."""
 
     id: int
     version: str
@@ -44,6 +45,7 @@ class Look:
     used_bytes: int
     full_ids: tuple[int, ...] = ()
     corrupt_ids: tuple[int, ...] = ()
+    defragmenting: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +205,8 @@ def plan(
     full = {i for look in looks for i in look.full_ids}
     if full and not compacted:
         return Compact()
+    if any(look.defragmenting for look in looks):
+        return None
     if all(m.in_step for m in members):
         bloated = [look for look in looks if _bloated(look, limit_bytes, look.id in full, defragmented or {})]
         chosen = min(bloated, key=lambda look: look.id == look.leader_id, default=None)

@@ -105,6 +105,16 @@ def history_of(path: Path) -> int:
         return _read_head(connection, path).history
 
 
+def position_of(path: Path) -> Epoch:
+    """(history counter, revision) of a checked database."""
+    with (
+        sqlite_file.errors(path),
+        contextlib.closing(sqlite3.connect(sqlite_file.uri(path, "ro"), uri=True)) as connection,
+    ):
+        head = _read_head(connection, path)
+    return Epoch(head.history, head.revision)
+
+
 def read(path: Path) -> Loaded:
     """The contents of a checked database that nobody has open for writing."""
     with (

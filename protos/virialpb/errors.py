@@ -162,6 +162,12 @@ TABLE: Final[Mapping[Reason, Row]] = {
         "{subject} is connected from another place, which keeps its session",
         "two agents share one identity: stop one, and delete the data directory that was copied",
     ),
+    Reason.NOT_NOW: Row(
+        grpc.StatusCode.FAILED_PRECONDITION,
+        Action.FIX,
+        "{subject} cannot be done as things are",
+        "change that first, then ask again",
+    ),
     Reason.INVARIANT_BROKEN: Row(
         grpc.StatusCode.INTERNAL,
         Action.ALARM,

@@ -31,7 +31,12 @@ from tests.support_service import HANG_SECONDS, FakeAgent, Served, failure, job_
 from virialpb.reasons import Reason
 from virialpb.v1 import cluster_pb2, cluster_pb2_grpc, job_pb2
 
-SERVICES = ("virialpb.v1.ClusterService", "virialpb.v1.JobService", "virialpb.v1.NodeService")
+SERVICES = (
+    "virialpb.v1.AdminService",
+    "virialpb.v1.ClusterService",
+    "virialpb.v1.JobService",
+    "virialpb.v1.NodeService",
+)
 
 
 @pytest.fixture

@@ -151,6 +151,7 @@ def test_codes_are_those_of_the_design() -> None:
         Reason.PERMISSION_DENIED: code.PERMISSION_DENIED,
         Reason.NODE_UNREACHABLE: code.UNAVAILABLE,
         Reason.DUPLICATE_NODE: code.ALREADY_EXISTS,
+        Reason.NOT_NOW: code.FAILED_PRECONDITION,
         Reason.INVARIANT_BROKEN: code.INTERNAL,
     }
 

@@ -246,6 +246,7 @@ class MemberLook(_message.Message):
     USED_BYTES_FIELD_NUMBER: _builtins.int
     FULL_IDS_FIELD_NUMBER: _builtins.int
     CORRUPT_IDS_FIELD_NUMBER: _builtins.int
+    DEFRAGMENTING_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     version: _builtins.str
     leader_id: _builtins.int
@@ -253,6 +254,8 @@ class MemberLook(_message.Message):
     applied_index: _builtins.int
     size_bytes: _builtins.int
     used_bytes: _builtins.int
+    defragmenting: _builtins.bool
+    """Its controller has it write its file anew just now."""
     @_builtins.property
     def full_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Ids of members that have set their space alarm."""
@@ -272,10 +275,11 @@ class MemberLook(_message.Message):
         used_bytes: _builtins.int = ...,
         full_ids: _abc.Iterable[_builtins.int] | None = ...,
         corrupt_ids: _abc.Iterable[_builtins.int] | None = ...,
+        defragmenting: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied_index", b"applied_index", "corrupt_ids", b"corrupt_ids", "full_ids", b"full_ids", "id", b"id", "leader_id", b"leader_id", "size_bytes", b"size_bytes", "used_bytes", b"used_bytes", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied_index", b"applied_index", "corrupt_ids", b"corrupt_ids", "defragmenting", b"defragmenting", "full_ids", b"full_ids", "id", b"id", "leader_id", b"leader_id", "size_bytes", b"size_bytes", "used_bytes", b"used_bytes", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,119 @@
+"""The care for the members of the store, by whoever leads: learners get their vote, space is won back.
+
+What is done is decided in `controld.store.members.plan`; here it is done, one step after the other, each after a new
+look at all of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final, Protocol
+
+from controld.replica.observe import Log, LogName
+from controld.replica.peers import PeerLostError
+from controld.replica.survey import Colleagues, Survey
+from controld.store.members import Compact, Defragment, Disarm, MembersPort, Promote, Seen, Step, plan
+from controld.store.port import StoreError
+
+# A member that has just got up to date waits at most so long for its vote; a look costs three small calls.
+LOOK_SECONDS: Final = 5.0
+STEP_SECONDS: Final = 0.5
+DEFRAGMENT_SECONDS: Final = 300.0
+STEPS_MAX: Final = 64
+
+
+class Leads(Protocol):
+    @property
+    def leads(self) -> bool: ...
+
+
+class Care:
+    """`short` is set when space is short, and wakes it. `address`: this controller's own."""
+
+    def __init__(
+        self,
+        *,
+        address: str,
+        office: Leads,
+        members: MembersPort,
+        colleagues: Colleagues,
+        survey: Survey,
+        short: asyncio.Event,
+        log: Log,
+    ) -> None:
+        self._address = address
+        self._office = office
+        self._members = members
+        self._colleagues = colleagues
+        self._survey = survey
+        self._short = short
+        self._log = log
+        self._compacted = False
+        self._defragmented: dict[int, int] = {}
+
+    async def run(self) -> None:
+        """Until cancelled. Does nothing while another leads."""
+        while True:
+            try:
+                async with asyncio.timeout(LOOK_SECONDS):
+                    await self._short.wait()
+            except TimeoutError:
+                pass
+            self._short.clear()
+            if self._office.leads:
+                try:
+                    await self._round()
+                except Exception as error:  # noqa: BLE001 - told, and tried again: nobody else would care for them
+                    self._log(LogName.TASK_BROKEN, task="care for the members", error=repr(error))
+
+    async def _round(self) -> None:
+        for _ in range(STEPS_MAX):
+            picture = await self._survey.take()
+            if not any(m.look is not None and m.look.full_ids for m in picture.members):
+                self._compacted = False
+            step = plan(
+                picture.members,
+                limit_bytes=self._members.limit_bytes,
+                quota_bytes=self._members.quota_bytes,
+                compacted=self._compacted,
+                defragmented=self._defragmented,
+            )
+            if step is None or not self._office.leads:
+                return
+            try:
+                if not await self._take(step):
+                    return
+            except (StoreError, PeerLostError, TimeoutError) as error:
+                self._log(LogName.CARE_FAILED, step=type(step).__name__.lower(), error=str(error) or "no answer")
+                return
+            await asyncio.sleep(STEP_SECONDS)
+
+    async def _take(self, step: Step) -> bool:
+        """False: nothing more for now."""
+        match step:
+            case Promote():
+                done = await self._members.promote(step.id)
+                if done:
+                    self._log(LogName.MEMBER_PROMOTED, member=f"{step.id:x}")
+                return done
+            case Compact():
+                await self._members.compact()
+                self._compacted = True
+            case Defragment():
+                await self._defragment(step.member)
+            case Disarm():
+                await self._members.disarm(step.ids)
+                self._compacted = False
+                self._log(LogName.ALARM_DISARMED, members=", ".join(f"{i:x}" for i in step.ids))
+        return True
+
+    async def _defragment(self, member: Seen) -> None:
+        assert member.look is not None
+        if member.controller == self._address:
+            size_bytes = await self._members.defragment()
+        else:
+            async with asyncio.timeout(DEFRAGMENT_SECONDS):
+                size_bytes = await self._colleagues.defragment(member.controller)
+        self._defragmented[member.listed.id] = size_bytes
+        before = member.look.size_bytes
+        self._log(LogName.MEMBER_DEFRAGMENTED, member=member.listed.label, before_bytes=before, size_bytes=size_bytes)

@@ -90,6 +90,7 @@ def _config(options: argparse.Namespace) -> MemberConfig:
         cluster_name=options.cluster_name,
         joins=options.joins,
         size_bytes_max=size_bytes_max,
+        listen=options.listen_peer,
         tls=None if None in files else PeerTls(*(Path(file).absolute() for file in files)),
     )
     member_config.check(config)
@@ -106,6 +107,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--directory", required=True, metavar="DIR", help="made with mode 0700")
     parser.add_argument(
         "--peer", required=True, action="append", metavar="NAME=URL", help="each member, this one too: 1, 3 or 5"
+    )
+    parser.add_argument(
+        "--listen-peer", default="", metavar="URL", help="listen there for the others (default: at its own --peer URL)"
     )
     parser.add_argument("--joins", action="store_true", help="the others run already and have added this one")
     parser.add_argument("--cluster-name", default="virial", help="members of another name are refused")

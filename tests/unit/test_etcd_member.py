@@ -36,6 +36,7 @@ from virialpb.ids import Epoch
 PEERS = {f"c{i}": f"http://127.0.0.1:{2380 + i}" for i in (1, 2, 3)}
 CONFIG = MemberConfig("c1", Path("/var/lib/virial/member"), PEERS)
 SECURE = {name: url.replace("http:", "https:") for name, url in PEERS.items()}
+NAMED = SECURE | {"c1": "https://member-1:2380"}
 TLS = PeerTls(Path("/ca"), Path("/certificate"), Path("/key"))
 
 
@@ -53,6 +54,12 @@ def test_what_etcd_is_told() -> None:
     secured = json.loads(render(replace(CONFIG, peers=SECURE, tls=TLS, joins=True)))
     assert secured["peer-transport-security"]["client-cert-auth"] is True
     assert secured["initial-cluster-state"] == "existing"
+    assert secured["listen-peer-urls"] == secured["initial-advertise-peer-urls"] == SECURE["c1"]
+    named = replace(CONFIG, peers=NAMED, tls=TLS, listen="https://0.0.0.0:2380")
+    check(named)
+    told = json.loads(render(named))
+    assert told["listen-peer-urls"] == "https://0.0.0.0:2380"
+    assert told["initial-advertise-peer-urls"] == "https://member-1:2380"
 
 
 @pytest.mark.parametrize(
@@ -69,6 +76,8 @@ def test_what_etcd_is_told() -> None:
         (replace(CONFIG, peers=PEERS | {"c2": "http://host:2380"}), "need TLS files"),
         (replace(CONFIG, peers=SECURE), "set the peers' TLS files"),
         (replace(CONFIG, tls=TLS), "write https://"),
+        (replace(CONFIG, peers=NAMED, tls=TLS), "on an address and not on a name"),
+        (replace(CONFIG, listen="http://0.0.0.0:2380"), "need TLS files"),
         (replace(CONFIG, election_ms=200), "five heartbeat_ms"),
     ],
 )

@@ -135,16 +135,18 @@ def _bury() -> None:
 
 
 class LoopClock:
-    """BOOTTIME is the loop's time plus `offset_ns`, which a test moves to play a suspended machine or a stall."""
+    """BOOTTIME is the loop's time plus `offset_ns`, which a test moves to play a suspended machine or a stall. The wall
+    clock is off by `wall_offset_ns`, which a test moves to set it."""
 
     def __init__(self, offset_ns: int = 1_000_000_000_000) -> None:
         self.offset_ns = offset_ns
+        self.wall_offset_ns = 0
 
     def boottime_ns(self) -> int:
         return self.offset_ns + round(asyncio.get_running_loop().time() * 1e9)
 
     def unix_ns(self) -> int:
-        return 1_700_000_000_000_000_000 + self.boottime_ns()
+        return 1_700_000_000_000_000_000 + round(asyncio.get_running_loop().time() * 1e9) + self.wall_offset_ns
 
 
 @dataclass

@@ -255,7 +255,7 @@ SCENES = (
     (the_controller_is_away_for_30_s, hasty_new_leader, ("F10", "G16", "H1")),
     (the_job_ends_while_the_controller_is_away, forgets_exits, ("H8",)),
     (the_leader_stands_still_for_20_s, stall_is_silence, ()),
-    (wall_clocks_jump, leases_by_wall_clock, ()),
+    (wall_clocks_jump, leases_by_wall_clock, ("F5",)),
     (a_node_loses_power, of("never_restart"), ("G1",)),
     (a_node_is_cut_off_and_the_job_writes_elsewhere, of("start_without_release"), ("G5",)),
 )

@@ -219,7 +219,9 @@ def run_task(spec: dict[str, Any], who: dict[str, Any], errors: int, cgroups: li
         become(who)
         die_with_parent(signal.SIGKILL)
         os.umask(TASK_UMASK)
-        for signum in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGTERM, signal.SIGCHLD):
+        # All: whoever started noded (nohup, a shell without job control) may have left some ignored, and an ignored
+        # signal stays so over exec.
+        for signum in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
             signal.signal(signum, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, [])
         null = os.open("/dev/null", os.O_RDONLY)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
@@ -22,6 +22,16 @@ from tests.integration.guardian_support import (
     start_by_hand,
     until,
 )
+
+
+@pytest.fixture
+def ignored_signals() -> Iterator[None]:
+    """What nohup, or a shell without job control, leaves ignored in whatever it starts."""
+    numbers = (signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR2)
+    before = [signal.signal(number, signal.SIG_IGN) for number in numbers]
+    yield
+    for number, handler in zip(numbers, before, strict=True):
+        signal.signal(number, handler)
 
 
 @pytest.fixture(params=["auto", "weak"])
@@ -194,7 +204,7 @@ async def test_release_is_refused_while_it_runs(world: World) -> None:
     await until(lambda: not alive(world.guardian_pid), "the guardian ends")
 
 
-async def test_the_task_starts_from_a_clean_process(world: World) -> None:
+async def test_the_task_starts_from_a_clean_process(ignored_signals: None, world: World) -> None:
     """No descriptor but 0, 1, 2; ordinary umask, signals and OOM score, whatever the guardian's are."""
     noded = await world.noded()
     look = (

@@ -6,6 +6,8 @@ from virial.models import (
     Checkpoint,
     CheckpointPolicy,
     Constraint,
+    Controller,
+    Controllers,
     Cursor,
     Device,
     DeviceGrant,
@@ -24,17 +26,19 @@ from virial.models import (
     Link,
     LogChunk,
     Member,
+    MembersChange,
     Node,
     Reading,
     Resources,
     RestartPolicy,
     Status,
+    StoreMember,
     TaskExit,
     TaskSpec,
     UnfitCount,
     Writes,
 )
-from virialpb.v1 import cluster_pb2, common_pb2, job_pb2, rdl_pb2
+from virialpb.v1 import admin_pb2, cluster_pb2, common_pb2, job_pb2, rdl_pb2
 
 MS_NS = 1_000_000
 
@@ -339,4 +343,34 @@ def status_from(message: cluster_pb2.ClusterStatus) -> Status:
         store_kind=message.store_kind,
         version=message.version,
         problems=tuple(message.problems),
+    )
+
+
+def controllers_from(message: admin_pb2.ListControllersResponse) -> Controllers:
+    return Controllers(
+        controllers=tuple(
+            Controller(c.address, c.identity, c.role, c.version, c.member_id) for c in message.controllers
+        ),
+        members=tuple(_store_member_from(m) for m in message.members),
+        problems=tuple(message.problems),
+        store_kind=message.store_kind,
+    )
+
+
+def members_change_from(message: admin_pb2.ChangeMembersResponse) -> MembersChange:
+    members = tuple(_store_member_from(m) for m in message.members)
+    return MembersChange(members, tuple(message.peers), message.added_id)
+
+
+def _store_member_from(message: admin_pb2.StoreMember) -> StoreMember:
+    return StoreMember(
+        id=message.id,
+        name=message.name,
+        peer_url=message.peer_url,
+        role=message.role,
+        controller=message.controller,
+        version=message.version,
+        lag_entries=message.lag_entries,
+        size_bytes=message.size_bytes,
+        used_bytes=message.used_bytes,
     )

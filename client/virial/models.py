@@ -352,3 +352,52 @@ class LogChunk:
     generation: int
     rank: int
     next_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Controller:
+    """One `controld`. `role`: LEADS, FOLLOWS, LOADING (it has no copy yet), SILENT (it does not answer)."""
+
+    address: str
+    identity: str
+    role: str
+    version: str
+    member_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class StoreMember:
+    """One member of the replicated store. `name` is empty until it has started.
+
+    `role`: LEADS, VOTES, LEARNS (no vote until it is in step), SILENT. `lag_entries`: how far it is behind others.
+    """
+
+    id: str
+    name: str
+    peer_url: str
+    role: str
+    controller: str
+    version: str
+    lag_entries: int
+    size_bytes: int
+    used_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Controllers:
+    """All controllers and store members as one controller found them. `problems`: in words, empty when all is well."""
+
+    controllers: tuple[Controller, ...]
+    members: tuple[StoreMember, ...]
+    problems: tuple[str, ...]
+    store_kind: str
+
+
+@dataclass(frozen=True, slots=True)
+class MembersChange:
+    """The members afterwards. `peers`: NAME=URL of each, as `controld member --peer` takes them. `added_id`: of the
+    member that was added; empty where none was."""
+
+    members: tuple[StoreMember, ...]
+    peers: tuple[str, ...]
+    added_id: str

@@ -45,6 +45,7 @@ class Admin:
         self._store = store
         self._replica = replica
         self._log = log
+        self._moving: asyncio.Future[str] | None = None
 
     async def add(self, name: str, peer_url: str) -> Changed:
         """Raises MembersRefusedError, StoreError."""
@@ -117,9 +118,13 @@ class Admin:
             raise MembersRefusedError(f"no controller is called {to}; there are {known}")
         if target.address == self._replica.place.address:
             return target.address
+        if self._moving is not None and not self._moving.done():
+            raise MembersRefusedError("the leadership is being moved already")
         if target.told is None:
             raise MembersRefusedError(f"{target.address} does not answer, so it cannot lead")
-        successor = await self._replica.hand_over([target.address])
+        # To its end, whoever waits for it: a caller that gives up must not leave a leader that decides nothing.
+        self._moving = asyncio.ensure_future(self._replica.hand_over([target.address]))
+        successor = await asyncio.shield(self._moving)
         if not successor:
             raise MembersRefusedError(
                 f"{to} did not take over in time, and this controller leads on; the log says why (handover.refused)"

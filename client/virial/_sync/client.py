@@ -18,6 +18,7 @@ from virial._sync.io import Connection, Lock, RpcError, sleep
 from virial._watch import JobWatch
 from virial.errors import ForkedClientError, UnavailableError, VirialError, error_for
 from virial.models import (
+    Controllers,
     Cursor,
     Event,
     Explanation,
@@ -26,16 +27,18 @@ from virial.models import (
     JobSpec,
     JobState,
     LogChunk,
+    MembersChange,
     Node,
     Status,
 )
 from virialpb.errors import details_from
 from virialpb.reasons import Reason
-from virialpb.v1 import cluster_pb2, job_pb2
+from virialpb.v1 import admin_pb2, cluster_pb2, job_pb2
 
 M = TypeVar("M")
 
 PAGE_SIZE = 500
+BACKUP_TIMEOUT_S = 3_600.0
 # Before a stream that ended without an error is opened again.
 STREAM_PAUSE_S = 0.1
 
@@ -301,6 +304,65 @@ class SyncClient:
                 sleep(STREAM_PAUSE_S)
             else:
                 self._again(failure, attempts, connection)
+
+    # Controllers and the store beneath them
+
+    def list_controllers(self) -> Controllers:
+        """Every controller and store member. Answered by any controller, also while nobody leads."""
+        request = admin_pb2.ListControllersRequest()
+        return convert.controllers_from(self._call(lambda c, t: c.admin.ListControllers(request, timeout=t)))
+
+    def add_member(self, name: str, peer_url: str, *, request_id: str = "") -> MembersChange:
+        """Add a member to the store. It has no vote until it has started and is in step; the leader then gives it one.
+        The same again changes nothing. Raises ConflictError where it cannot be done as things are."""
+        request = admin_pb2.AddMemberRequest(request_id=request_id or _new_request_id(), name=name, peer_url=peer_url)
+        return convert.members_change_from(self._call(lambda c, t: c.admin.AddMember(request, timeout=t)))
+
+    def remove_member(self, member: str, *, request_id: str = "") -> MembersChange:
+        """Remove a member, by its name or id. Refused (ConflictError) where those left would have no majority."""
+        request = admin_pb2.RemoveMemberRequest(request_id=request_id or _new_request_id(), member=member)
+        return convert.members_change_from(self._call(lambda c, t: c.admin.RemoveMember(request, timeout=t)))
+
+    def replace_member(self, member_id: str, name: str, peer_url: str, *, request_id: str = "") -> MembersChange:
+        """Remove a dead member by its id and add one in its place. The same again changes nothing. Raises ConflictError
+        where it answers and is in step, or where those left would have no majority."""
+        request = admin_pb2.ReplaceMemberRequest(
+            request_id=request_id or _new_request_id(), member_id=member_id, name=name, peer_url=peer_url
+        )
+        return convert.members_change_from(self._call(lambda c, t: c.admin.ReplaceMember(request, timeout=t)))
+
+    def move_leader(self, controller: str, *, request_id: str = "") -> str:
+        """Hand the leadership over to a controller, by its identity or HOST:PORT; the address of who leads now. Raises
+        ConflictError where that one cannot take it: the former leads on."""
+        request = admin_pb2.MoveLeaderRequest(request_id=request_id or _new_request_id(), controller=controller)
+        return (self._call(lambda c, t: c.admin.MoveLeader(request, timeout=t))).leader
+
+    def backup(self) -> Iterator[bytes]:
+        """The bytes of a backup, in order: one file, as of one revision, for `controld restore`. Whole only when the
+        iteration ends without an error; once it has begun it is not repeated by itself."""
+        attempts = self._attempts()
+        received_bytes, complete = 0, False
+        while True:
+            connection = self._use()
+            stream = connection.admin.Backup(admin_pb2.BackupRequest(), timeout=BACKUP_TIMEOUT_S)
+            failure: RpcError | None = None
+            try:
+                for message in stream:
+                    received_bytes += len(message.data)
+                    complete = message.complete and message.size_bytes == received_bytes
+                    if message.data:
+                        yield message.data
+            except RpcError as error:
+                failure = error
+            finally:
+                stream.cancel()
+                connection.leave()
+            if complete:
+                return
+            if received_bytes or failure is None:
+                why = "" if failure is None else f" ({details_from(failure).message})"
+                raise UnavailableError(f"the backup ended after {received_bytes} bytes{why}: try again")
+            self._again(failure, attempts, connection)
 
     # The way a call is made
 

@@ -8,7 +8,7 @@ import time
 import grpc
 
 from virial._connect import Tls, channel_options
-from virialpb.v1 import cluster_pb2_grpc, job_pb2_grpc
+from virialpb.v1 import admin_pb2_grpc, cluster_pb2_grpc, job_pb2_grpc
 
 RpcError = grpc.RpcError
 Lock = threading.Lock
@@ -29,6 +29,7 @@ class Connection:
             self.channel = grpc.secure_channel(address, tls.credentials(), options=channel_options())
         self.jobs = job_pb2_grpc.JobServiceStub(self.channel)
         self.cluster = cluster_pb2_grpc.ClusterServiceStub(self.channel)
+        self.admin = admin_pb2_grpc.AdminServiceStub(self.channel)
 
     def use(self) -> bool:
         """False when it is closed already: take another one."""

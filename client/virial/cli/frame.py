@@ -50,8 +50,9 @@ class Session:
     output: Output | None = None
     printer: Printer = field(default_factory=lambda: Printer(Output.TABLE))
 
-    def client(self) -> SyncClient:
-        """A client of the cluster: of --address, VIRIAL_ADDRESS, or this machine's own (`virial up`)."""
+    def client(self, timeout_s: float = TIMEOUT_S) -> SyncClient:
+        """A client of the cluster: of --address, VIRIAL_ADDRESS, or this machine's own (`virial up`). `timeout_s`: of a
+        call, unless --timeout says otherwise."""
         from virial import SyncClient
         from virial._published import default_address
 
@@ -62,7 +63,7 @@ class Session:
                 "or give --address HOST:PORT or set VIRIAL_ADDRESS",
                 ExitCode.UNREACHABLE,
             )
-        return SyncClient(address, timeout_s=self.timeout_s or TIMEOUT_S, tls=self._tls())
+        return SyncClient(address, timeout_s=self.timeout_s or timeout_s, tls=self._tls())
 
     def _tls(self) -> Tls | None:
         from virial import Tls

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Final
 
 from virial.cli.frame import Session, command
 from virial.cli.human import UNKNOWN, plural
+
+AFTERWARDS_S: Final = 5.0
 
 
 @command("status", "virial status", "virial status -o json")
 def status(session: Session) -> None:
     """Show whether the cluster is well, and what is wrong."""
-    with session.client() as client:
-        found = client.get_status()
+    from virial.errors import UnavailableError
+
     printer = session.printer
+    with session.client() as client:
+        try:
+            found = client.get_status()
+        except UnavailableError:
+            without_leader(session)
+            raise
     if not printer.for_people:
         printer.value(found)
         return
@@ -35,6 +44,22 @@ def status(session: Session) -> None:
     )
     for problem in found.problems:
         printer.pairs([("  -", problem)])
+
+
+def without_leader(session: Session) -> None:
+    """Nobody leads, or the leader does not answer: what any controller can say of the others and of their store."""
+    from virial.errors import VirialError
+
+    try:
+        with replace(session, timeout_s=AFTERWARDS_S).client() as client:
+            found = client.list_controllers()
+    except VirialError:
+        return  # not one of them answers: the first error says it
+    if session.printer.for_people:
+        for problem in found.problems:
+            session.printer.note(f"virial: {problem}")
+    else:
+        session.printer.value(found)
 
 
 @command("version", "virial version", "virial version -o json")

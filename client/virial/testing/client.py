@@ -23,8 +23,10 @@ from controld.service.log_lookup import find, stream_from
 from controld.service.problems import problems
 from virial import convert
 from virial._sync.client import SyncClient
-from virial.errors import CompactedError, UnavailableError, error_for
+from virial.errors import CompactedError, UnavailableError, VirialError, error_for
 from virial.models import (
+    Controller,
+    Controllers,
     Cursor,
     Event,
     Explanation,
@@ -33,6 +35,7 @@ from virial.models import (
     JobSpec,
     JobState,
     LogChunk,
+    MembersChange,
     Node,
     Status,
 )
@@ -188,6 +191,25 @@ class FakeClient(SyncClient):
         self._world.ask(DrainNode(self._request(request_id), self._node(node).uid, reason))
         return self.get_node(node)
 
+    def list_controllers(self) -> Controllers:
+        fake = Controller("fake.invalid:1", "fake", "LEADS", VERSION, "")
+        return Controllers((fake,), (), (), "memory")
+
+    def add_member(self, name: str, peer_url: str, *, request_id: str = "") -> MembersChange:
+        raise _no_members()
+
+    def remove_member(self, member: str, *, request_id: str = "") -> MembersChange:
+        raise _no_members()
+
+    def replace_member(self, member_id: str, name: str, peer_url: str, *, request_id: str = "") -> MembersChange:
+        raise _no_members()
+
+    def move_leader(self, controller: str, *, request_id: str = "") -> str:
+        raise _no_members()
+
+    def backup(self) -> Iterator[bytes]:
+        raise _no_members()
+
     def get_status(self) -> Status:
         state = self._world.state
         return convert.status_from(
@@ -264,3 +286,8 @@ def _jobs_of(commit: Commit) -> list[str]:
         if kind in ("jobs", "generations", "checkpoints"):
             found[rest.partition("/")[0]] = None
     return list(found)
+
+
+def _no_members() -> VirialError:
+    """What a controller answers that is alone, with its state in memory."""
+    return error_for(details_for(Reason.NOT_NOW, detail="this controller is alone, and its store is in memory"))

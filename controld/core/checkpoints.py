@@ -36,6 +36,20 @@ def pinned_ranks(checkpoint: Checkpoint) -> tuple[tuple[int, NodeUid], ...]:
     return tuple((p.rank, p.node) for p in checkpoint.parts)
 
 
+def holders(state: State, checkpoint: Checkpoint) -> frozenset[NodeUid]:
+    """The nodes that may have files of a checkpoint: those with a part, and those whose rank may have begun one.
+
+    Every node where nobody knows any more: parts are missing, and the generation is forgotten.
+    """
+    found = {part.node for part in checkpoint.parts}
+    if len(checkpoint.parts) < checkpoint.world_size:
+        generation = state.generations.get(checkpoint.job, {}).get(checkpoint.generation)
+        if generation is None:
+            return frozenset(state.nodes)
+        found |= {member.node for member in generation.ranks}
+    return frozenset(found & state.nodes.keys())
+
+
 def droppable(state: State, job: JobId) -> frozenset[CheckpointId]:
     """Checkpoints nobody needs any more: aborted, or older than those that are kept.
 

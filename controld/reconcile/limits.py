@@ -33,5 +33,7 @@ class Limits:
     # Between generations that made no progress: first so long, then doubled.
     restart_back_off_ns: int = SECOND_NS
     restart_back_off_max_ns: int = 60 * SECOND_NS
+    # A node that has not deleted a shared checkpoint's files in this time: another is asked.
+    drop_patience_ns: int = 60 * SECOND_NS
     expiries_per_tick_max: int = 50
     collects_per_tick_max: int = 20

@@ -6,8 +6,10 @@ decides is verified again by the transitions, so a pass on a state that is a com
 
 from __future__ import annotations
 
+from zlib import crc32
+
 from controld.core.agent import DropCheckpoint, Release, SlotState, SlotStatus, Stop
-from controld.core.checkpoints import droppable
+from controld.core.checkpoints import droppable, holders
 from controld.core.commands import AbortCheckpoint, CollectCheckpoints, Now
 from controld.core.ids import NodeUid
 from controld.core.model import Checkpoint, CheckpointState, Job, JobState, Liveness, Phase, Tier
@@ -116,15 +118,16 @@ def _abort_if_hopeless(p: Pass, job: Job, checkpoint: Checkpoint, newest: tuple[
 
 
 def _order_drop(p: Pass, checkpoint: Checkpoint) -> None:
-    """Tell a node to delete the files: one that has a part, or for a shared directory any that is there."""
+    """Tell the nodes that may have files to delete them; for a shared directory one of those, or else any.
+
+    That one is another for each checkpoint, and after a while: one that cannot must not keep the files for ever.
+    """
     order = DropCheckpoint(checkpoint.job, checkpoint.id, checkpoint.directory, checkpoint.tier)
-    live = [n for n in sorted(p.state.nodes) if p.state.nodes[n].liveness is Liveness.LIVE]
+    chosen = [n for n in sorted(holders(p.state, checkpoint)) if p.state.nodes[n].liveness is Liveness.LIVE]
     if checkpoint.tier is Tier.SHARED:
-        had = {part.node for part in checkpoint.parts}
-        chosen = [n for n in live if n in had] or live
-        chosen = chosen[:1]
-    else:
-        chosen = live
+        candidates = chosen or [n for n in sorted(p.state.nodes) if p.state.nodes[n].liveness is Liveness.LIVE]
+        turn = crc32(checkpoint.directory.encode()) + p.now.boottime_ns // p.limits.drop_patience_ns
+        chosen = [candidates[turn % len(candidates)]] if candidates else []
     for uid in chosen:
         p.order(uid, f"{checkpoint.job}/{checkpoint.id}", order)
 

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from controld.core import keys
 from controld.core.agent import DropDone
+from controld.core.checkpoints import holders
 from controld.core.commands import ForgetCheckpoint
 from controld.core.ids import NodeUid
-from controld.core.model import CheckpointState, Liveness, Tier
+from controld.core.model import CheckpointState, Tier
 from controld.core.state import State
 
 
@@ -20,8 +21,8 @@ class Drops:
     def done(self, state: State, uid: NodeUid, report: DropDone) -> ForgetCheckpoint | None:
         """The command to give when this was the last answer that matters.
 
-        Of a shared directory any one will do. Of local tiers: every LIVE node, and no SUSPECT one that has a part
-        (it may be back in a moment, with files nobody would know of any more).
+        Of a shared directory any one will do. Of local tiers every node that may have files, also one that is silent:
+        it may come back with files that nobody would know of any more.
         """
         checkpoint = state.checkpoints.get(report.job, {}).get(report.checkpoint)
         if checkpoint is None or checkpoint.state is not CheckpointState.DROPPING:
@@ -29,15 +30,8 @@ class Drops:
         key = keys.checkpoint(report.job, report.checkpoint)
         answered = self._done.setdefault(key, set())
         answered.add(uid)
-        if checkpoint.tier is Tier.LOCAL:
-            holders = {part.node for part in checkpoint.parts}
-            matter = {
-                n.uid
-                for n in state.nodes.values()
-                if n.liveness is Liveness.LIVE or (n.liveness is Liveness.SUSPECT and n.uid in holders)
-            }
-            if not matter <= answered:
-                return None
+        if checkpoint.tier is Tier.LOCAL and not holders(state, checkpoint) <= answered:
+            return None
         return ForgetCheckpoint(report.job, report.checkpoint)
 
     def forgotten(self, key: str) -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from controld.core import keys
+from controld.core.checkpoints import holders
 from controld.core.commands import Prune
 from controld.core.draft import Draft
 from controld.core.ids import JobId
+from controld.core.model import Checkpoint, CheckpointState, Liveness, Tier
 from controld.core.outcome import Outcome
 from controld.core.state import State
 
@@ -20,6 +23,11 @@ GENERATIONS_KEPT = 8
 def prune(state: State, command: Prune) -> Outcome:
     draft = Draft(state)
     left = DELETES_MAX
+    for checkpoint in _to_drop(state, command.ended_jobs_max):
+        left -= 1
+        if left < 0:
+            return draft.done()
+        draft.put(replace(checkpoint, state=CheckpointState.DROPPING))
     for group in _doomed(state, command):
         left -= len(group)
         if left < 0:
@@ -43,6 +51,8 @@ def _doomed(state: State, command: Prune) -> Iterator[tuple[str, ...]]:
                 if not table[number].leased:
                     yield (keys.generation(job, number),)
     for job in evicted:
+        if _files_left(state, job):
+            continue
         # Checkpoints first, one by one, as there may be more than fit: nothing of an ended job refers to them.
         for id_ in state.checkpoints.get(job, {}):
             yield (keys.checkpoint(job, id_),)
@@ -50,6 +60,25 @@ def _doomed(state: State, command: Prune) -> Iterator[tuple[str, ...]]:
         for number in numbers[:-GENERATIONS_KEPT]:
             yield (keys.generation(job, number),)
         yield (*(keys.generation(job, number) for number in numbers[-GENERATIONS_KEPT:]), keys.job(job))
+
+
+def _to_drop(state: State, ended_jobs_max: int) -> Iterator[Checkpoint]:
+    """Checkpoints on the disks of nodes, of jobs that are about to be forgotten: nothing would name them afterwards."""
+    for job in _evicted(state, ended_jobs_max):
+        for checkpoint in state.checkpoints.get(job, {}).values():
+            if checkpoint.state is not CheckpointState.DROPPING and _on_nodes(state, checkpoint):
+                yield checkpoint
+
+
+def _files_left(state: State, job: JobId) -> bool:
+    return any(_on_nodes(state, checkpoint) for checkpoint in state.checkpoints.get(job, {}).values())
+
+
+def _on_nodes(state: State, checkpoint: Checkpoint) -> bool:
+    """Whether a node has files of it that it can be told to delete; one that was given up is not waited for."""
+    return checkpoint.tier is Tier.LOCAL and any(
+        state.nodes[uid].liveness is not Liveness.EXPIRED for uid in holders(state, checkpoint)
+    )
 
 
 def _evicted(state: State, ended_jobs_max: int) -> dict[JobId, None]:

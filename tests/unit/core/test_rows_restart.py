@@ -124,7 +124,7 @@ def drain_is_only_a_hold(patch: Patch) -> None:
         statuses: dict[gang.SlotId, gang.SlotStatus | None],
     ) -> tuple[StopReason, gang.Member, str] | None:
         found = lost(p, job, generation, token, statuses)
-        return None if found is not None and found[0] is StopReason.DRAIN else found
+    ) -> gang.Late | None:
 
     patch.setattr(gang, "_lost_member", blind)
 

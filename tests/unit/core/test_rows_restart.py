@@ -122,9 +122,9 @@ def drain_is_only_a_hold(patch: Patch) -> None:
         generation: gang.Generation,
         token: gang.Token,
         statuses: dict[gang.SlotId, gang.SlotStatus | None],
-    ) -> tuple[StopReason, gang.Member, str] | None:
-        found = lost(p, job, generation, token, statuses)
     ) -> gang.Late | None:
+        found = lost(p, job, generation, token, statuses)
+        return None if found is not None and found[0] is StopReason.DRAIN else found
 
     patch.setattr(gang, "_lost_member", blind)
 

@@ -61,6 +61,11 @@ def test_a_registry_or_machine_path_is_caught(tmp_path: Path) -> None:
 def test_locks_hold_pins_and_hashes_only(minor: str) -> None:
     path = lock.lock_path(minor, ROOT)
     assert lock.check_text(path.read_text(), path.name) == []
+    runtime = lock.runtime_path(minor, ROOT).read_text()
+    assert lock.check_text(runtime, "runtime") == []
+    assert set(runtime.splitlines()) <= set(path.read_text().splitlines()), "./run lock has not been run since"
+    assert "\ncryptography==" in runtime
+    assert "\nruff==" not in runtime
 
 
 @pytest.mark.parametrize(

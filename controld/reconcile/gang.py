@@ -28,6 +28,7 @@ from controld.core.transitions.generations import may_leave_behind
 from controld.health.view import Refusals
 from controld.reconcile import drain
 from controld.reconcile.decisions import Pass
+from controld.reconcile.liveness import heard_again
 from virialpb.reasons import ExitReason, PrepareFailure, StopReason
 
 BAD_SHARD = (PrepareFailure.SHARD_MISSING, PrepareFailure.SHARD_CORRUPT)
@@ -263,7 +264,7 @@ def _lost_member(
             return StopReason.NODE_LOST, [member], ""
         if not member.lease.holds:
             return StopReason.NODE_LOST, [member], "lease"
-        if node.liveness is Liveness.SUSPECT:
+        if node.liveness is Liveness.SUSPECT and not heard_again(node, p.view, p.now.boottime_ns):
             # A job that writes elsewhere may not restart before the lease ends, so its peers are left alone till
             # then: the silent rank may yet come back. Before GO nothing runs, and waiting serves nobody.
             if job.spec.writes is Writes.TOKEN or generation.phase is Phase.PREPARING:

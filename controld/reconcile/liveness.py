@@ -41,19 +41,27 @@ def assess(state: State, view: View, now: Now, limits: Limits) -> Assessment:
     return Assessment((*marks, *expiries[: limits.expiries_per_tick_max]), min(coming, default=None))
 
 
+def heard_again(node: Node, view: View, now_ns: int) -> bool:
+    """Whether this life of the node beats, whatever is stored of it: what says so is committed next."""
+    session = view.sessions.get(node.uid)
+    if session is None or session.incarnation != node.incarnation or session.last_receipt_ns is None:
+        return False
+    return now_ns - session.last_receipt_ns < session.arrivals.suspect_after_ns()
+
+
 def _mark(node: Node, view: View, now_ns: int, limits: Limits) -> tuple[Command | None, int]:
     """What to mark the node now, and when it becomes suspect if nothing is heard."""
     session = view.sessions.get(node.uid)
     if session is not None and session.incarnation == node.incarnation and session.last_receipt_ns is not None:
-        heard_ns, patience_ns = session.last_receipt_ns, session.arrivals.suspect_after_ns()
+        patience_ns = session.arrivals.suspect_after_ns()
     else:
-        heard_ns, patience_ns = None, limits.reconnect_ns
+        patience_ns = limits.reconnect_ns
     silent_ns = view.silent_ns(node.uid, now_ns)
     suspect_ns = now_ns - silent_ns + patience_ns
     if silent_ns >= patience_ns:
         return (MarkSuspect(node.incarnation) if node.liveness is Liveness.LIVE else None), suspect_ns
     # Only a beat that was heard brings a session back, never the mere absence of suspicion.
-    back = heard_ns is not None and now_ns - heard_ns < patience_ns and node.liveness is not Liveness.LIVE
+    back = node.liveness is not Liveness.LIVE and heard_again(node, view, now_ns)
     return (MarkLive(node.incarnation) if back else None), suspect_ns
 
 

@@ -1,0 +1,153 @@
+"""Rows about nodes that come back: after a partition, and under their old name with nothing of what they were."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from controld.core.agent import Go, Prepare, SlotState
+from controld.core.commands import Now, ReleaseMember
+from controld.core.draft import Draft
+from controld.core.ids import JobId, SlotId
+from controld.core.model import Job, JobState, TaskError, TaskExit
+from controld.core.outcome import Outcome, Transition
+from controld.core.spec import Writes
+from controld.core.state import State
+from controld.core.transitions import leases
+from controld.core.transitions.endings import begin_stop
+from controld.reconcile import gang
+from controld.reconcile.decisions import Pass
+from tests.support_core import Agent, World
+from tests.support_rows import Defect, Rows, each_defect, each_row, nodes_of, running
+from virialpb.reasons import ExitReason, StopReason
+
+Patch = pytest.MonkeyPatch
+FENCE_S = 20
+SUSPECT_S = 6  # the latest that a silence becomes suspicion
+# What an agent of this fence_after gives itself: 1 % for the drift of its clock, and a second to kill.
+OWN_FENCE_S = FENCE_S * 0.99 - 1
+
+
+def fence(world: World, agent: Agent) -> None:
+    """What a cut agent does to its own tasks when their lease has run out."""
+    for slot, status in list(agent.slots.items()):
+        if status.state is not SlotState.EXITED:
+            agent.exit(slot, TaskExit(ExitReason.LEASE_EXPIRED))
+
+
+# C12: a node came back from a partition; an extra replacement was started, and stopped at once.
+
+
+def a_node_that_comes_back_starts_nothing() -> None:
+    for quarters in (4, *range(13, 34)):  # around suspicion, and while the replacement is made ready
+        cut_and_back(Writes.TOKEN, quarters / 4)
+    for quarters in (
+        24,
+        60,
+        *range(72, 92, 2),
+    ):  # around the end of the lease by the agent's clock, and by the leader's
+        cut_and_back(Writes.SHARED, quarters / 4)
+
+
+def cut_and_back(writes: Writes, cut_s: float) -> None:
+    """Back at any moment: before it is suspect, while its replacement is prepared, when that runs, after the lease."""
+    world, job = running(3, 5, writes=writes, fence_after_s=FENCE_S)
+    silent = world.agents[nodes_of(world, job)[1]]
+    silent.cut = True
+    for quarter in range(int(cut_s * 4)):
+        if quarter == int(OWN_FENCE_S * 4):
+            fence(world, silent)
+        world.run(0.25)
+        one_holder(world, job, writes)
+    current = world.state.current(job)
+    assert current is not None
+    replaced = current.number > 1 or not current.phase.under_way
+    silent.cut = False
+    world.hello(silent)
+    for _ in range(4 * 12):
+        world.run(0.25)
+        one_holder(world, job, writes)
+    assert world.job(job).state is JobState.RUNNING
+    fenced = writes is Writes.SHARED and cut_s > OWN_FENCE_S
+    assert world.job(job).generation == (2 if replaced or fenced else 1), (writes, cut_s)
+    if writes is Writes.SHARED:
+        assert fenced or not replaced, "its peers are left alone until the lease has run out"
+    else:
+        assert replaced if cut_s >= SUSPECT_S else (not replaced or cut_s > SUSPECT_S - 3)
+    prepared, went = started(world)
+    assert went == prepared, "what is prepared is what runs: nothing is started and stopped at once"
+
+
+def one_holder(world: World, job: JobId, writes: Writes) -> None:
+    """A device has one (checked at every commit); a rank runs once, but of a job whose every output is fenced."""
+    if writes is Writes.SHARED:
+        alive = [
+            status.token.generation
+            for agent in world.agents.values()
+            for status in agent.slots.values()
+            if status.token.job == job and status.state is SlotState.RUNNING
+        ]
+        assert len(set(alive)) <= 1
+        assert len(alive) <= 3
+
+
+def started(world: World) -> tuple[set[SlotId], set[SlotId]]:
+    orders = [order for agent in world.agents.values() for order in agent.orders]
+    return {o.slot for o in orders if isinstance(o, Prepare)}, {o.slot for o in orders if isinstance(o, Go)}
+
+
+def replaces_before_the_lease_ends(patch: Patch) -> None:
+    real = gang._lost_member
+
+    def lost(p: Pass, job: Job, *rest: Any) -> object:
+        return real(p, replace(job, spec=replace(job.spec, writes=Writes.TOKEN)), *rest)
+
+    patch.setattr(gang, "_lost_member", lost)
+
+
+def believes_what_was_stored_of_a_silence(patch: Patch) -> None:
+    patch.setattr(gang, "heard_again", lambda node, view, now_ns: False)  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
+
+
+def counts_a_late_exit_against_the_replacement(patch: Patch) -> None:
+    real = leases.release
+
+    def release(state: State, command: ReleaseMember, now: Now) -> Outcome:
+        outcome = real(state, command, now)
+        current = state.current(command.job)
+        if not isinstance(outcome, Transition) or not outcome.changes or current is None or not current.phase.under_way:
+            return outcome
+        if command.generation < current.number:
+            draft = Draft(state)
+            error = TaskError(current.number, 0, current.members[0].node, StopReason.RANK_FAILED, exit=command.exit)
+            begin_stop(draft, current, StopReason.RANK_FAILED, error, now)
+            return replace(outcome, changes=(*outcome.changes, *draft.done().changes))
+        return outcome
+
+    patch.setattr(leases, "release", release)
+
+
+ROWS: Rows = {
+    "C12": (
+        a_node_that_comes_back_starts_nothing,
+        (
+            Defect("replaces_before_the_lease_ends", replaces_before_the_lease_ends),
+            Defect("believes_what_was_stored_of_a_silence", believes_what_was_stored_of_a_silence),
+            Defect("counts_a_late_exit_against_the_replacement", counts_a_late_exit_against_the_replacement),
+        ),
+    ),
+}
+
+
+@each_row(ROWS)
+def test_the_row_holds(row: str) -> None:
+    ROWS[row][0]()
+
+
+@each_defect(ROWS)
+def test_the_row_catches(row: str, defect: Defect, monkeypatch: pytest.MonkeyPatch) -> None:
+    defect.seed(monkeypatch)
+    with pytest.raises(AssertionError):
+        ROWS[row][0]()

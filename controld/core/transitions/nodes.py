@@ -49,6 +49,9 @@ def admit(state: State, command: AdmitNode, now: Now) -> Outcome:
             memory_bytes=command.memory_bytes,
             labels=command.labels,
             version=command.version,
+            # Said of the host, not of its disk: a new system does not mend what an operator held it back for.
+            holds=() if namesake is None else namesake.holds,
+            draining=namesake is not None and namesake.draining,
         )
         draft.put(node)
         draft.tell(events.of_node("node.admitted", node, details={"fencing": node.fencing}))

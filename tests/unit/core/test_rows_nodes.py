@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from controld.core.agent import Go, Prepare, SlotState
-from controld.core.commands import Now, ReleaseMember
+from controld.core.commands import AdmitNode, BeginCheckpoint, Now, PlaceHold, ReleaseMember
 from controld.core.draft import Draft
-from controld.core.ids import JobId, SlotId
-from controld.core.model import Job, JobState, TaskError, TaskExit
-from controld.core.outcome import Outcome, Transition
-from controld.core.spec import Writes
-from controld.core.state import State
-from controld.core.transitions import leases
+from controld.core.ids import Incarnation, JobId, NodeUid, SlotId
+from controld.core.model import Hold, Job, JobState, LeaseState, Liveness, Node, TaskError, TaskExit
+from controld.core.outcome import Outcome, Refused, Transition
+from controld.core.spec import SECOND_NS, Writes
+from controld.core.state import Change, State
+from controld.core.transitions import leases, nodes
 from controld.core.transitions.endings import begin_stop
 from controld.reconcile import gang
 from controld.reconcile.decisions import Pass
-from tests.support_core import Agent, World
+from tests.support_core import GIB, Agent, World
 from tests.support_rows import Defect, Rows, each_defect, each_row, nodes_of, running
-from virialpb.reasons import ExitReason, StopReason
+from virialpb.reasons import ExitReason, Reason, StopReason
 
 Patch = pytest.MonkeyPatch
 FENCE_S = 20
@@ -129,7 +130,106 @@ def counts_a_late_exit_against_the_replacement(patch: Patch) -> None:
     patch.setattr(leases, "release", release)
 
 
+# C10: a host was made anew, under its old name and without its secret, and could not join again.
+
+
+def a_host_made_anew_joins_again() -> None:
+    """Its old self may still run somewhere, cut off: nothing of what that holds is given away before its deadline."""
+    world, job = running(2, 3, writes=Writes.SHARED, fence_after_s=FENCE_S)
+    name = nodes_of(world, job)[1]
+    old = world.agents[name]
+    first = world.state.current(job)
+    assert first is not None
+    old_epoch = world.state.epoch_of(first)
+    hold = Hold("ops", "the fan is noisy")
+    world.reply(PlaceHold("h1", old.incarnation.node_uid, hold))
+    old.cut = True
+    anew = Agent(name, Incarnation(NodeUid(f"uid-{name}-anew"), "boot", "g1"))
+    joins = AdmitNode(anew.incarnation, name, f"addr-{name}", "pidns", 1000, 4 * GIB)
+    # An idle node may come back for as long as the session lasts: a namesake does not push it out before.
+    bound_s = (world.limits.session_fence_after_ns + world.limits.grace_ns) // SECOND_NS + 2
+    waited_s = 0
+    while isinstance(outcome := world.do(joins), Refused):
+        assert (outcome.reason, outcome.detail) == (Reason.ALREADY_EXISTS, old.incarnation.node_uid)
+        world.run(1)
+        waited_s += 1
+        assert waited_s <= bound_s, "it does not join again"
+    assert waited_s >= FENCE_S, "the old leases were given away before their deadline"
+    assert not Draft(world.state).held_on(old.incarnation.node_uid)
+    world.view.disconnected(old.incarnation.node_uid)  # the session of a node that is gone is over
+    world.agents[name] = anew
+    world.hello(anew)
+    world.view.mark_reported(anew.incarnation.node_uid)
+    world.run(10)
+    node = world.state.node_named(name)
+    assert node is not None
+    assert (node.uid, node.liveness, node.holds) == (anew.incarnation.node_uid, Liveness.LIVE, (hold,))
+    assert (world.job(job).state, world.job(job).generation) == (JobState.RUNNING, 2)
+    # The old self speaks up at last.
+    late = world.do(BeginCheckpoint(job, 1, old_epoch, 1, 7))
+    assert isinstance(late, Refused)
+    assert late.reason is Reason.FENCED
+    comes_back = world.do(replace(joins, incarnation=old.incarnation))
+    assert isinstance(comes_back, Refused)
+    assert world.state.node_named(name) == node
+
+
+def a_name_is_taken_for_ever(patch: Patch) -> None:
+    real = nodes.admit
+
+    def admit(state: State, command: AdmitNode, now: Now) -> Outcome:
+        namesake = state.node_named(command.name)
+        if namesake is not None and namesake.uid != command.incarnation.node_uid:
+            return Refused(Reason.ALREADY_EXISTS, f"nodes/{command.name}", detail=namesake.uid)
+        return real(state, command, now)
+
+    patch.setattr(nodes, "admit", admit)
+
+
+def a_new_self_is_proof_that_the_old_is_dead(patch: Patch) -> None:
+    real = nodes.admit
+
+    def admit(state: State, command: AdmitNode, now: Now) -> Outcome:
+        namesake = state.node_named(command.name)
+        if namesake is None or namesake.uid == command.incarnation.node_uid:
+            return real(state, command, now)
+        draft = Draft(state)
+        draft.free_leases(namesake.uid, namesake.incarnation, LeaseState.EXPIRED)
+        freed = draft.done().changes
+        after = copy.deepcopy(state)
+        after.apply((*freed, Change.put(replace(namesake, liveness=Liveness.EXPIRED))), state.revision)
+        outcome = real(after, command, now)
+        return replace(outcome, changes=(*freed, *outcome.changes)) if isinstance(outcome, Transition) else outcome
+
+    patch.setattr(nodes, "admit", admit)
+
+
+def a_hold_is_the_disk_s(patch: Patch) -> None:
+    """What an operator said of a host is forgotten when its disk is made anew."""
+    real = nodes.admit
+
+    def admit(state: State, command: AdmitNode, now: Now) -> Outcome:
+        outcome = real(state, command, now)
+        if not isinstance(outcome, Transition) or command.incarnation.node_uid in state.nodes:
+            return outcome
+        bare = [
+            Change.put(replace(c.record, holds=(), draining=False)) if isinstance(c.record, Node) else c
+            for c in outcome.changes
+        ]
+        return replace(outcome, changes=tuple(bare))
+
+    patch.setattr(nodes, "admit", admit)
+
+
 ROWS: Rows = {
+    "C10": (
+        a_host_made_anew_joins_again,
+        (
+            Defect("a_name_is_taken_for_ever", a_name_is_taken_for_ever),
+            Defect("a_new_self_is_proof_that_the_old_is_dead", a_new_self_is_proof_that_the_old_is_dead),
+            Defect("a_hold_is_the_disk_s", a_hold_is_the_disk_s),
+        ),
+    ),
     "C12": (
         a_node_that_comes_back_starts_nothing,
         (

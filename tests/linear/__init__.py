@@ -1,0 +1,1 @@
+"""Whether a history of client operations could have been one after another: a checker, models, and a recorder."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any, Final
+
 from controld.core.ids import CheckpointId, JobId, NodeUid
 from controld.core.model import Checkpoint, Cluster, Event, Generation, Job, Node, Record, Request
 
@@ -34,18 +37,15 @@ def event(sequence: int) -> str:
 
 def of(record: Record) -> str:
     """The key a record belongs under."""
-    match record:
-        case Cluster():
-            return CLUSTER
-        case Node():
-            return node(record.uid)
-        case Job():
-            return job(record.id)
-        case Generation():
-            return generation(record.job, record.number)
-        case Checkpoint():
-            return checkpoint(record.job, record.id)
-        case Request():
-            return request(record.request_id)
-        case Event():
-            return event(record.sequence)
+    return _OF[type(record)](record)
+
+
+_OF: Final[dict[type[Record], Callable[[Any], str]]] = {
+    Cluster: lambda record: CLUSTER,
+    Node: lambda record: node(record.uid),
+    Job: lambda record: job(record.id),
+    Generation: lambda record: generation(record.job, record.number),
+    Checkpoint: lambda record: checkpoint(record.job, record.id),
+    Request: lambda record: request(record.request_id),
+    Event: lambda record: event(record.sequence),
+}

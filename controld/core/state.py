@@ -6,9 +6,10 @@ decided) and the committed one (what it has told anyone).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TypeVar
+from types import MappingProxyType
+from typing import Final, TypeVar
 
 from controld.core import keys
 from controld.core.ids import NO_EPOCH, CheckpointId, Epoch, JobId, NodeUid
@@ -28,6 +29,9 @@ class Change:
     @staticmethod
     def put(record: Record) -> Change:
         return Change(keys.of(record), record)
+
+
+NOTHING: Final[Mapping[str, Change]] = MappingProxyType({})
 
 
 @dataclass(slots=True)
@@ -95,45 +99,83 @@ class State:
         if revision:
             self.revision = revision
 
-    def confirm(self, changes: Iterable[Change], revision: int) -> None:
-        """Give the revision to changes that were applied ahead of their commit."""
+    def confirm(self, changes: Iterable[Change], revision: int, over: Mapping[str, Change] = NOTHING) -> None:
+        """Give the revision to changes that were applied ahead of their commit.
+
+        `over`: what was applied on top of them and is not committed. A key that is deleted in it, or that it put anew
+        after a deletion, has its stamps from there.
+        """
         for change in changes:
-            self._stamp(change, revision)
+            later = over.get(change.key)
+            if later is None or (change.record is not None and later.record is not None):
+                self._stamp(change, revision)
         self.revision = revision
 
+    def reset(self, key: str, origin: State) -> None:
+        """Bring one key back to what it is in `origin`."""
+        self._apply_one(Change(key, origin.record(key)))
+        for mine, its in ((self.created, origin.created), (self.modified, origin.modified)):
+            if (stamp := its.get(key)) is None:
+                mine.pop(key, None)
+            else:
+                mine[key] = stamp
+
+    def record(self, key: str) -> Record | None:
+        """What is stored under a key. Raises ValueError on a kind of key that is not known."""
+        kind, _, rest = key.partition("/")
+        match kind:
+            case "cluster":
+                return self.cluster
+            case "nodes":
+                return self.nodes.get(NodeUid(rest))
+            case "jobs":
+                return self.jobs.get(JobId(rest))
+            case "generations":
+                job, _, number = rest.partition("/")
+                return self.generations.get(JobId(job), {}).get(int(number))
+            case "checkpoints":
+                job, _, id_ = rest.partition("/")
+                return self.checkpoints.get(JobId(job), {}).get(CheckpointId(id_))
+            case "requests":
+                return self.requests.get(rest)
+            case "events":
+                return self.events.get(int(rest))
+            case _:
+                raise ValueError(f"unknown key: {key}")
+
     def _stamp(self, change: Change, revision: int) -> None:
+        key = change.key
         if change.record is None:
-            self.created.pop(change.key, None)
-            self.modified.pop(change.key, None)
+            self.created.pop(key, None)
+            self.modified.pop(key, None)
             return
-        if not self.created.get(change.key):
-            self.created[change.key] = revision
+        if not self.created.get(key):
+            self.created[key] = revision
         if revision:
-            self.modified[change.key] = revision
+            self.modified[key] = revision
 
     def _apply_one(self, change: Change) -> None:
         record = change.record
-        if record is None:
-            self._delete(change.key)
-            return
-        match record:
-            case Cluster():
-                self.cluster = record
+        match record:  # the most frequent first
+            case None:
+                self._delete(change.key)
+            case Event():
+                self.events[record.sequence] = record
+            case Request():
+                self.requests[record.request_id] = record
             case Node():
                 self._drop_name(record.uid)
                 self.nodes[record.uid] = record
                 self._uids[record.name] = record.uid
-            case Job():
-                self.jobs[record.id] = record
             case Generation():
                 self.generations.setdefault(record.job, {})[record.number] = record
                 self._note_leases(record)
+            case Job():
+                self.jobs[record.id] = record
             case Checkpoint():
                 self.checkpoints.setdefault(record.job, {})[record.id] = record
-            case Request():
-                self.requests[record.request_id] = record
-            case Event():
-                self.events[record.sequence] = record
+            case Cluster():
+                self.cluster = record
 
     def _delete(self, key: str) -> None:
         kind, _, rest = key.partition("/")

@@ -1,11 +1,17 @@
-"""One group commit in the making: decisions on the head state, each key once, numbered events, answers."""
+"""One group commit in the making: decisions on the head state, each key once, numbered events, answers.
+
+What is decided is encoded once a key, by `settle`, after many decisions: thousands of ranks change one record. Where
+that shows that something cannot be stored, or that it is too much for one transaction, the caller goes back to the
+copy it made before and decides one by one.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
+from controld.core import keys
 from controld.core.commands import Now
 from controld.core.model import Cluster, Event
 from controld.core.outcome import Outcome, Refused, Transition
@@ -22,6 +28,8 @@ class Batch(Generic[_W]):
 
     A key that was deleted in this batch is never put again in it: the store would see a put of a key that
     is there and keep its create revision, which is the epoch of leases.
+
+    `stored` and `size_bytes` are as of the last `settle`. `closed`: the next decision did not fit.
     """
 
     operations_max: int
@@ -31,63 +39,108 @@ class Batch(Generic[_W]):
     events: list[Event] = field(default_factory=list[Event])
     answers: list[tuple[_W, Outcome]] = field(default_factory=list[tuple[_W, Outcome]])
     size_bytes: int = 0
+    closed: bool = False
+    _unsettled: dict[str, None] = field(default_factory=dict[str, None])
+    # The number of the newest event told here; None before the first.
+    _told: int | None = None
+
+    def copy(self) -> Batch[_W]:
+        """As it is now, whatever is admitted later."""
+        return replace(
+            self,
+            stored=dict(self.stored),
+            changes=dict(self.changes),
+            events=list(self.events),
+            answers=list(self.answers),
+            _unsettled=dict(self._unsettled),
+        )
 
     def admit(self, who: _W, outcome: Outcome, head: State, now: Now) -> bool:
         """Take a decision into the batch and apply it to `head`; False when it must wait for the next batch.
 
-        A decision too big for any batch is taken when the batch is empty: the store has the last word.
+        A decision with too many changes for any batch is taken when the batch is empty: the store has the last word.
         """
         if isinstance(outcome, Refused):
             self.answers.append((who, outcome))
             return True
-        changes, events = number_events(outcome, head, now)
-        stored = tuple(codec.encode_change(c) for c in changes)
-        if self.stored and not self._fits(stored):
+        if self.changes and not self._has_room(outcome):
             return False
+        changes = outcome.changes
+        if outcome.events:
+            events = self._number(outcome, head, now)
+            self.events += events
+            changes = (*changes, *(Change(keys.event(e.sequence), e) for e in events))
         for change in changes:
-            self.changes[change.key] = change
-        self.size_bytes += self._growth_bytes(stored)
-        self.stored.update((s.key, s) for s in stored)
-        self.events.extend(events)
+            key = change.key
+            self.changes[key] = change
+            self._unsettled[key] = None
         self.answers.append((who, outcome))
         head.apply(changes, 0)
         return True
 
-    def _fits(self, stored: Sequence[StoredChange]) -> bool:
-        new = [s for s in stored if s.key not in self.stored]
-        put_again = any(
-            s.value is not None and s.key in self.stored and self.stored[s.key].value is None for s in stored
-        )
-        return (
-            not put_again
-            and len(self.stored) + len(new) <= self.operations_max
-            and self.size_bytes + self._growth_bytes(stored) <= self.bytes_max
-        )
+    def _has_room(self, transition: Transition) -> bool:
+        known = self.changes
+        operations = len(known) + len(transition.events)
+        if keys.CLUSTER not in known and (transition.events or self._told is not None):
+            operations += 1  # it counts the events
+        for change in transition.changes:
+            earlier = known.get(change.key)
+            if earlier is None:
+                operations += 1
+            elif earlier.record is None and change.record is not None:
+                return False
+        return operations <= self.operations_max
 
-    def _growth_bytes(self, stored: Sequence[StoredChange]) -> int:
-        """A record that is changed again takes the place of what it was: a gang's ranks all write the same one."""
-        return sum(_size_bytes(s) - _size_bytes(self.stored.get(s.key)) for s in stored)
+    def _number(self, transition: Transition, head: State, now: Now) -> list[Event]:
+        """The transition's events, numbered on from those before, and stamped."""
+        if self._told is None:
+            given = (c.record for c in transition.changes if isinstance(c.record, Cluster))
+            if (cluster := next(given, head.cluster)) is None:
+                raise ValueError("the cluster record is missing: it is written before anything else")
+            self._told = cluster.event_sequence
+        numbered: list[Event] = []
+        for event in transition.events:
+            self._told += 1
+            numbered.append(_numbered(event, self._told, now.unix_ns))
+        return numbered
+
+    def settle(self, head: State) -> bool:
+        """Encode what was admitted, and move the cluster's counter of events on, here and in `head`.
+
+        False: it is more than fits into one transaction. Raises RecordError: something in it cannot be stored.
+        """
+        if self._told is not None and head.cluster is not None and head.cluster.event_sequence != self._told:
+            counted = Change(keys.CLUSTER, replace(head.cluster, event_sequence=self._told))
+            self.changes[counted.key] = counted
+            self._unsettled[counted.key] = None
+            head.apply((counted,), 0)
+        for key in self._unsettled:
+            stored = codec.encode_change(self.changes[key])
+            self.size_bytes += _size_bytes(stored) - _size_bytes(self.stored.get(key))
+            self.stored[key] = stored
+        self._unsettled.clear()
+        return self.size_bytes <= self.bytes_max
+
+    def keys_since(self, before: Batch[_W]) -> Iterable[str]:
+        """The keys that were changed since `before` was copied."""
+        return (key for key, change in self.changes.items() if before.changes.get(key) is not change)
+
+
+def _numbered(event: Event, sequence: int, unix_ns: int) -> Event:
+    # `dataclasses.replace` takes three times as long, once an event.
+    return Event(
+        kind=event.kind,
+        job=event.job,
+        node=event.node,
+        generation=event.generation,
+        reason=event.reason,
+        numbers=event.numbers,
+        details=event.details,
+        cause_id=event.cause_id,
+        sequence=sequence,
+        create_time_unix_ns=unix_ns,
+    )
 
 
 def _size_bytes(stored: StoredChange | None) -> int:
     return 0 if stored is None else len(stored.key) + len(stored.value or b"")
-
-
-def number_events(transition: Transition, head: State, now: Now) -> tuple[tuple[Change, ...], tuple[Event, ...]]:
-    """The transition's changes with its events numbered, stamped and stored, and the cluster's counter moved on."""
-    if not transition.events:
-        return transition.changes, ()
-    changes = {c.key: c for c in transition.changes}
-    cluster = next((c.record for c in transition.changes if isinstance(c.record, Cluster)), head.cluster)
-    if cluster is None:
-        raise ValueError("the cluster record is missing: it is written before anything else")
-    events = tuple(
-        replace(e, sequence=cluster.event_sequence + i, create_time_unix_ns=now.unix_ns)
-        for i, e in enumerate(transition.events, start=1)
-    )
-    counted = Change.put(replace(cluster, event_sequence=cluster.event_sequence + len(events)))
-    changes[counted.key] = counted
-    for event in events:
-        change = Change.put(event)
-        changes[change.key] = change
-    return tuple(changes.values()), events

@@ -23,6 +23,10 @@ class LeaderSettings:
     batch_commands_max: int = 1_024
     batch_operations_max: int = 512
     batch_bytes_max: int = 1 << 20
+    # Deciding and encoding so many takes some 5 ms: then everyone else has a turn, and the store has work.
+    slice_commands: int = 128
+    # Fewer are not worth deciding while a commit is under way: they are done in a fraction of it afterwards.
+    ahead_commands_min: int = 16
     commit_attempts_max: int = 3
     commit_retry_seconds: float = 0.05
 

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
-from typing import Any
+from typing import Any, Protocol
 
-from controld.core.commands import CancelJob, ReleaseHold
+from controld.core.commands import CancelJob, Command, ReleaseHold
 from controld.core.model import Job
+from controld.core.outcome import Reply
 from controld.core.spec import SECOND_NS
 from controld.reconcile.explain import explain
+from controld.replica.leader import Leader
 from controld.replica.settings import LeaderSettings
 from controld.store import memory
 from tests.sim.checkers import Checkers
 from tests.sim.client import IMPOSSIBLE, User
+from tests.sim.clock import HostClock
 from tests.sim.controller import ObservedDisk, SimController
 from tests.sim.disk import HostDisk, Tree
 from tests.sim.faults import Faults
@@ -43,7 +46,7 @@ class Shape:
     """How much of everything.
 
     `menu`: only these faults. `stop_at`: the first accusation by one of these checkers ends the run. `heals`: the world
-    is healed in the end, and judged by what comes of it.
+    is healed in the end, and judged by what comes of it. `several`: in the world of three controllers.
     """
 
     trouble_s: float = TROUBLE_S
@@ -53,6 +56,7 @@ class Shape:
     menu: tuple[str, ...] = ()
     stop_at: tuple[str, ...] = ()
     heals: bool = True
+    several: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +71,27 @@ class Result:
     lines: tuple[str, ...] = ()
 
 
+class Controller(Protocol):
+    """What users, faults and checkers see of a controller, alone or one of several."""
+
+    name: str
+    clock: HostClock
+    process: Process | None
+    leader: Leader | None
+
+    @property
+    def leading(self) -> bool: ...
+
+    async def submit(self, command: Command) -> Reply: ...
+
+
 class World:
+    """One controller, at times a rival of it, on a store that outlives them."""
+
+    addresses: tuple[str, ...] = ("c0", "c1")
+    host_counts: tuple[int, ...] = (4, 5, 5)
+    controllers: Sequence[Controller]
+
     def __init__(
         self,
         seed: int,
@@ -86,26 +110,38 @@ class World:
         self.truth = Truth(self.checkers.accuse, lambda: self.loop.now_ns)
         self.network = Network(self.loop, self.rng("network"))
         self.shared = Tree()
-        self.disk = ObservedDisk()
-        self.disk.on_commit = self.checkers.committed
-        self.disk.on_written = self.checkers.written
         self.processes: list[Process] = []
         self.commands = 0
-        self.faults = Faults(self)
+        self.faults = self._make_faults()
         self.hosts: dict[str, Host] = {}
         # Every machine there ever was, those that are gone too.
         self.machines: list[Host] = []
         self._collectives: dict[Token, Collective] = {}
         self._tasks: list[asyncio.Task[Any]] = []
         self._judged: asyncio.Future[None] = self.loop.create_future()
-        settings = _settings()
-        self.addresses = ("c0", "c1")
-        self.controllers = [SimController(self, address, self.disk, settings) for address in self.addresses]
+        self._make_controllers(_settings())
         shape_rng = self.rng("shape")
-        for number in range(shape_rng.choice((4, 5, 5))):
+        for number in range(shape_rng.choice(self.host_counts)):
             uid = f"{shape_rng.getrandbits(64):016x}"
             cpu_millis = shape_rng.choice((4000, 4000, 6000))
             self.add_host(f"n{number}", HostDisk(uid), cpu_millis=cpu_millis, devices=shape_rng.choice((2, 2, 4)))
+
+    def _make_faults(self) -> Faults:
+        return Faults(self)
+
+    def _make_controllers(self, settings: LeaderSettings) -> None:
+        disk = ObservedDisk()
+        disk.on_commit = self.checkers.committed
+        disk.on_written = self.checkers.written
+        self.rivals = [SimController(self, address, disk, settings) for address in self.addresses]
+        self.controllers = self.rivals
+
+    def _begin_controllers(self) -> None:
+        self.rivals[0].wanted = True
+        self.rivals[0].start()
+
+    def make_user(self, name: str, count: int, seconds: float) -> User:
+        return User(self, name, count, seconds)
 
     def rng(self, purpose: str) -> Random:
         """Randomness of its own for each purpose, so that more of one thing does not change another."""
@@ -166,8 +202,7 @@ class World:
             main.result()
 
     def begin(self) -> None:
-        self.controllers[0].wanted = True
-        self.controllers[0].start()
+        self._begin_controllers()
         for host in self.hosts.values():
             self.loop.after(self.rng(f"boot/{host.name}").uniform(0, 3), host.start_noded)
 
@@ -175,7 +210,7 @@ class World:
         """The script of a seed."""
         self.begin()
         share = self.shape.commands // USERS + 1
-        users = [User(self, f"u{number}", share, self.shape.trouble_s * 0.95) for number in range(USERS)]
+        users = [self.make_user(f"u{number}", share, self.shape.trouble_s * 0.95) for number in range(USERS)]
         asking = [self.loop.create_task(user.run(), context=NOBODY.copy()) for user in users]
         self._tasks += asking
         self.faults.schedule()
@@ -188,7 +223,7 @@ class World:
         for task in asking:
             task.cancel()
         await self.faults.heal()
-        admin = User(self, "admin", 0, 0)
+        admin = self.make_user("admin", 0, 0)
         for host in self.hosts.values():
             await self._release_holds(admin, host)
         await self._until_quiet()
@@ -198,6 +233,9 @@ class World:
                 await admin.ask(CancelJob(admin.next_id(), job.id))
         await asyncio.sleep(max(SETTLE_S, self.shape.length_s - self.loop.time()))
         self.checkers.books()
+        self._judge_copies()
+
+    def _judge_copies(self) -> None:
         for controller in self.controllers:
             if controller.leading and controller.leader is not None:
                 self.checkers.copied(controller.leader)
@@ -234,7 +272,10 @@ class World:
 
 
 def _settings() -> LeaderSettings:
-    """The defaults, but less is kept, and sessions and back-offs are short enough to judge the healed world soon."""
+    """The defaults, but less is kept, and sessions and back-offs are short enough to judge the healed world soon.
+
+    The few commands of a small world are decided ahead like those of a large one.
+    """
     settings = LeaderSettings()
     limits = replace(
         settings.limits,
@@ -243,9 +284,12 @@ def _settings() -> LeaderSettings:
         restart_back_off_max_ns=30 * SECOND_NS,
     )
     return replace(
-        settings, limits=limits, pulse_interval_seconds=0.25, ended_jobs_max=3, events_max=50, prune_interval_seconds=10
+        settings,
+        limits=limits,
+        pulse_interval_seconds=0.25,
+        ended_jobs_max=3,
+        events_max=50,
+        prune_interval_seconds=10,
+        slice_commands=4,
+        ahead_commands_min=1,
     )
-
-
-def run_seed(seed: int, shape: Shape | None = None, *, keep_log: bool = False) -> Result:
-    return World(seed, shape or Shape(), keep_log=keep_log).run()

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import fields, replace
+
+import pytest
+
 from controld.core import keys
 from controld.core.commands import Now
 from controld.core.ids import JobId
@@ -9,6 +13,8 @@ from controld.core.model import Cluster, Event, Request
 from controld.core.outcome import Refused, Transition
 from controld.core.state import Change, State
 from controld.replica.batch import Batch
+from controld.store import codec
+from controld.store.port import StoredChange
 from virialpb.reasons import Reason
 
 AT = Now(1, 77)
@@ -42,6 +48,7 @@ def test_events_are_numbered_on_from_the_head_through_the_batch() -> None:
     counted = Transition((Change.put(Cluster("c", job_counter=9, event_sequence=4)),), told.events[:1])
     assert b.admit("a", counted, state, AT)
     assert b.admit("b", told, state, AT)
+    assert b.settle(state)
     assert [(e.sequence, e.create_time_unix_ns) for e in b.events] == [(5, 77), (6, 77), (7, 77)]
     assert state.cluster == Cluster("c", job_counter=9, event_sequence=7)
     assert sorted(state.events) == [5, 6, 7]
@@ -54,6 +61,7 @@ def test_a_key_stands_once_and_the_last_change_of_it_counts() -> None:
     assert b.admit("a", put("x"), state, AT)
     assert b.admit("b", Transition((Change.put(Request("x", "g", "s", 2)),)), state, AT)
     assert b.admit("c", delete("x"), state, AT)
+    assert b.settle(state)
     assert [s.value for s in b.stored.values()] == [None]
     assert "x" not in state.requests
 
@@ -73,9 +81,39 @@ def test_a_record_that_is_changed_again_takes_no_more_room() -> None:
     b, state = batch(), head()
     for fingerprint in ("a" * 100, "b" * 100, "c" * 90):
         assert b.admit(fingerprint, Transition((Change.put(Request("x", fingerprint, "s", 1)),)), state, AT)
-    assert b.size_bytes == sum(len(s.key) + len(s.value or b"") for s in b.stored.values())
+        assert b.settle(state)
+        assert b.size_bytes == sum(len(s.key) + len(s.value or b"") for s in b.stored.values())
     assert b.admit("d", delete("x"), state, AT)
+    assert b.settle(state)
     assert b.size_bytes == len(keys.request("x"))
+
+
+def test_a_record_is_encoded_once_however_often_it_was_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gang of thousands writes one record: encoded for each of its ranks, that is a time in the square of them."""
+    encoded: list[str] = []
+    real = codec.encode_change
+
+    def counting(change: Change) -> StoredChange:
+        encoded.append(change.key)
+        return real(change)
+
+    monkeypatch.setattr(codec, "encode_change", counting)
+    b, state = batch(), head()
+    for n in range(50):
+        told = Transition((Change.put(Request("x", str(n), "s", 1)),), (Event("job.failed"),))
+        assert b.admit(str(n), told if n == 0 else replace(told, events=()), state, AT)
+    assert b.settle(state)
+    assert b.settle(state)
+    assert sorted(encoded) == ["cluster", "events/0000000000000005", "requests/x"]
+
+
+def test_every_field_of_an_event_is_kept_when_it_is_numbered() -> None:
+    """A field that is added to the record and forgotten here would be lost silently."""
+    event = Event("job.failed", "j", "n", 3, "R", (("a", 1),), (("b", "c"),), "cause", 99, 98)
+    assert all(getattr(event, f.name) != f.default for f in fields(Event)), "set the new field here"
+    b, state = batch(), head()
+    assert b.admit("a", Transition((), (event,)), state, AT)
+    assert b.events == [replace(event, sequence=5, create_time_unix_ns=77)]
 
 
 def test_bounds_leave_the_rest_to_the_next_transaction() -> None:
@@ -84,10 +122,29 @@ def test_bounds_leave_the_rest_to_the_next_transaction() -> None:
     assert b.admit("b", put("2", "3"), state, AT)
     assert not b.admit("c", put("4"), state, AT)
     assert "4" not in state.requests
-    small = batch(bytes_max=60)
-    taken = [n for n in range(10) if small.admit(str(n), put(str(n)), state, AT)]
-    assert 0 < len(taken) < 10
-    assert small.size_bytes <= 60
+
+
+def test_more_bytes_than_fit_are_told_when_it_is_settled() -> None:
+    b, state = batch(bytes_max=60), head()
+    settled: list[bool] = []
+    for n in range(10):
+        assert b.admit(str(n), put(str(n)), state, AT)
+        settled.append(b.settle(state))
+        assert settled[-1] is (b.size_bytes <= 60)
+    assert settled == sorted(settled, reverse=True)
+    assert len(set(settled)) == 2
+
+
+def test_a_copy_is_not_changed_by_what_is_admitted_later() -> None:
+    b, state = batch(), head()
+    assert b.admit("a", Transition(put("1").changes, (Event("job.failed"),)), state, AT)
+    assert b.settle(state)
+    before = b.copy()
+    kept = (dict(before.stored), dict(before.changes), list(before.events), list(before.answers), before.size_bytes)
+    assert b.admit("b", Transition(put("1", "2").changes, (Event("job.failed"),)), state, AT)
+    assert b.settle(state)
+    assert sorted(b.keys_since(before)) == ["cluster", keys.event(6), "requests/1", "requests/2"]
+    assert kept == (before.stored, before.changes, before.events, before.answers, before.size_bytes)
 
 
 def test_what_is_too_big_for_any_transaction_goes_alone() -> None:

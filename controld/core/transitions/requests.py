@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import MISSING, fields, is_dataclass, replace
+from dataclasses import MISSING, fields, is_dataclass
+from functools import cache
 from typing import cast
 
 from controld.core.commands import CancelJob, DrainNode, Now, PlaceHold, ReleaseHold, SubmitJob
@@ -14,26 +15,41 @@ from controld.core.state import State
 from virialpb.reasons import Reason
 
 FromOutside = SubmitJob | CancelJob | PlaceHold | ReleaseHold | DrainNode
+_Shape = tuple[tuple[str, object], ...]
 
 
 def fingerprint(command: FromOutside) -> str:
     """Hex sha256 of everything but the request id: tells a retry from another call under the same key."""
-    return hashlib.sha256(_canonical(replace(command, request_id="")).encode()).hexdigest()
+    # As text of a command with an empty request id: what is stored was made so, and must stay comparable.
+    told = _told(command, _shape(type(command)) or (), "request_id")
+    return hashlib.sha256(f"{type(command).__name__}(request_id='',{told})".encode()).hexdigest()
 
 
 def _canonical(value: object) -> str:
     """Text of a value without fields that have their default, so that a field added later changes no fingerprint."""
     if isinstance(value, tuple):
-        return f"({','.join(_canonical(item) for item in cast('tuple[object, ...]', value))})"
-    if not is_dataclass(value) or isinstance(value, type):
-        return repr(value)
-    told = [
-        f"{f.name}={_canonical(content)}"
-        for f in fields(value)
-        if (content := getattr(value, f.name))
-        != (f.default_factory() if f.default_factory is not MISSING else f.default)
-    ]
-    return f"{type(value).__name__}({','.join(told)})"
+        return f"({','.join([_canonical(item) for item in cast('tuple[object, ...]', value)])})"
+    kind = type(value)
+    shape = _shape(kind)
+    return repr(value) if shape is None else f"{kind.__name__}({_told(value, shape)})"
+
+
+def _told(value: object, shape: _Shape, but: str = "") -> str:
+    return ",".join(
+        [
+            f"{name}={_canonical(content)}"
+            for name, default in shape
+            if name != but and (content := getattr(value, name)) != default
+        ]
+    )
+
+
+@cache
+def _shape(kind: type) -> _Shape | None:
+    """The fields of a record with their defaults, looked up once; None of anything else. Defaults are immutable."""
+    if not is_dataclass(kind):
+        return None
+    return tuple((f.name, f.default_factory() if f.default_factory is not MISSING else f.default) for f in fields(kind))
 
 
 def replay(state: State, command: FromOutside) -> Transition | Refused | None:

@@ -13,7 +13,7 @@ from controld.replica.replica import Replica
 from controld.replica.survey import ControllerSeen, Survey
 from controld.store import sqlite_db
 from controld.store.members import Listed, MembersPort, MembersRefusedError, Seen
-from controld.store.port import Store
+from controld.store.port import Store, StoreError
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +63,12 @@ class Admin:
         return await self._changed(name, added)
 
     async def remove(self, member: str) -> Changed:
-        """By its name or its id. Raises MembersRefusedError, StoreError."""
+        """By its name, its id or its URL. Raises MembersRefusedError, StoreError."""
         picture = await self.survey.take()
         found = _named(member, picture.members)
         if found is None:
-            raise MembersRefusedError(f"no member is called {member}; `virial admin members list` shows them")
+            known = ", ".join(m.listed.label for m in picture.members)
+            raise MembersRefusedError(f"there are {known}", missing=f"the member {member}")
         await self._remove(found.listed, picture.members)
         return await self._changed("", None)
 
@@ -115,7 +116,7 @@ class Admin:
         target = next((c for c in picture.controllers if to in (c.address, _identity(c))), None)
         if target is None:
             known = ", ".join(_identity(c) or c.address for c in picture.controllers)
-            raise MembersRefusedError(f"no controller is called {to}; there are {known}")
+            raise MembersRefusedError(f"there are {known}", missing=f"the controller {to}")
         if target.address == self._replica.place.address:
             return target.address
         if self._moving is not None and not self._moving.done():
@@ -130,6 +131,15 @@ class Admin:
                 f"{to} did not take over in time, and this controller leads on; the log says why (handover.refused)"
             )
         return successor
+
+    async def store_problems(self) -> tuple[str, ...]:
+        """In words, of a store without members of ours: of those the survey tells more."""
+        if self.members is not None:
+            return ()
+        try:
+            return (await self._store.status()).problems
+        except StoreError as error:
+            return (str(error),)
 
     async def backup(self, path: Path) -> Epoch:
         """The position that the copy is as of. Raises StoreError, OSError, MembersRefusedError."""
@@ -147,7 +157,7 @@ class Admin:
 
 
 def _named(text: str, members: Sequence[Seen]) -> Seen | None:
-    return next((m for m in members if text in (m.listed.name, f"{m.listed.id:x}")), None)
+    return next((m for m in members if text in (m.listed.name, f"{m.listed.id:x}", m.listed.peer_url)), None)
 
 
 def _identity(controller: ControllerSeen) -> str:

@@ -15,8 +15,9 @@ from controld.replica.survey import Colleagues, Survey
 from controld.store.members import Compact, Defragment, Disarm, MembersPort, Promote, Seen, Step, plan
 from controld.store.port import StoreError
 
-# A member that has just got up to date waits at most so long for its vote; a look costs three small calls.
+# A look costs a few small calls. While a member learns it is looked at more often: its controller waits for it.
 LOOK_SECONDS: Final = 5.0
+LEARNER_SECONDS: Final = 0.5
 STEP_SECONDS: Final = 0.5
 DEFRAGMENT_SECONDS: Final = 300.0
 STEPS_MAX: Final = 64
@@ -50,12 +51,14 @@ class Care:
         self._log = log
         self._compacted = False
         self._defragmented: dict[int, int] = {}
+        self._learning: set[int] = set()
+        self._learners = False
 
     async def run(self) -> None:
         """Until cancelled. Does nothing while another leads."""
         while True:
             try:
-                async with asyncio.timeout(LOOK_SECONDS):
+                async with asyncio.timeout(LEARNER_SECONDS if self._learners else LOOK_SECONDS):
                     await self._short.wait()
             except TimeoutError:
                 pass
@@ -67,8 +70,10 @@ class Care:
                     self._log(LogName.TASK_BROKEN, task="care for the members", error=repr(error))
 
     async def _round(self) -> None:
+        self._learning.clear()
         for _ in range(STEPS_MAX):
             picture = await self._survey.take()
+            self._learners = any(m.listed.learner for m in picture.members)
             if not any(m.look is not None and m.look.full_ids for m in picture.members):
                 self._compacted = False
             step = plan(
@@ -77,25 +82,24 @@ class Care:
                 quota_bytes=self._members.quota_bytes,
                 compacted=self._compacted,
                 defragmented=self._defragmented,
+                learning=self._learning,
             )
             if step is None or not self._office.leads:
                 return
             try:
-                if not await self._take(step):
-                    return
+                await self._take(step)
             except (StoreError, PeerLostError, TimeoutError) as error:
                 self._log(LogName.CARE_FAILED, step=type(step).__name__.lower(), error=str(error) or "no answer")
                 return
             await asyncio.sleep(STEP_SECONDS)
 
-    async def _take(self, step: Step) -> bool:
-        """False: nothing more for now."""
+    async def _take(self, step: Step) -> None:
         match step:
             case Promote():
-                done = await self._members.promote(step.id)
-                if done:
+                if await self._members.promote(step.id):
                     self._log(LogName.MEMBER_PROMOTED, member=f"{step.id:x}")
-                return done
+                else:
+                    self._learning.add(step.id)
             case Compact():
                 await self._members.compact()
                 self._compacted = True
@@ -105,7 +109,6 @@ class Care:
                 await self._members.disarm(step.ids)
                 self._compacted = False
                 self._log(LogName.ALARM_DISARMED, members=", ".join(f"{i:x}" for i in step.ids))
-        return True
 
     async def _defragment(self, member: Seen) -> None:
         assert member.look is not None

@@ -117,7 +117,8 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
         picture = Picture(()) if admin is None else await admin.survey.recent()
         silent = {seen.address for seen in picture.controllers if seen.role is Role.SILENT}
         found = [] if replica is None else problems_of_replicas(replica, silent)
-        return found + silent_in_words(picture.controllers) + in_words(picture.findings)
+        beneath = () if admin is None else await admin.store_problems()
+        return [*found, *silent_in_words(picture.controllers), *in_words(picture.findings), *beneath]
 
     async def ListEvents(self, request: m.ListEventsRequest, context: Context) -> m.ListEventsResponse:  # noqa: N802
         about = self._about(request.job, request.node)

@@ -76,7 +76,8 @@ def details_of(error: Exception) -> ErrorDetails | None:
         case SessionRefusedError():
             return details_for(error.reason, subject="the agent's session", detail=error.message)
         case MembersRefusedError():
-            return details_for(Reason.NOT_NOW, detail=str(error))
+            reason = Reason.NOT_FOUND if error.missing else Reason.NOT_NOW
+            return details_for(reason, subject=error.missing, detail=str(error))
         case StoreError() | OverloadedError():
             return details_for(error.reason, detail=str(error))
         case PlannerLostError():

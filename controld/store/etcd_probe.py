@@ -8,6 +8,7 @@ from typing import Final
 
 from controld.store.etcd_session import Session
 from controld.store.etcd_wire import LOCAL_TXN, TXN, Meaning, WireError, meaning
+from controld.store.members import old_version
 from controld.store.port import CommitTooLargeError
 from virialpb.etcd.v1 import etcd_pb2 as pb
 
@@ -97,7 +98,7 @@ def problems(status: pb.StatusResponse) -> tuple[str, ...]:
         if "NOSPACE" in text:
             found.append("etcd has set its space alarm and takes no writes; it is compacted and defragmented by itself")
         elif "CORRUPT" in text:
-            found.append(f"etcd reports a corrupt member ({text}); replace it with `etcdctl member remove` and `add`")
+            found.append(f"etcd reports a corrupt member ({text}); replace it with `virial admin members replace`")
         elif "no leader" not in text:
             found.append(f"etcd reports: {text}")
     if (warning := version_warning(status.version)) is not None:
@@ -106,11 +107,8 @@ def problems(status: pb.StatusResponse) -> tuple[str, ...]:
 
 
 def version_warning(version: str) -> str | None:
-    """Releases in which a watch goes back in time or loses events after a compaction, or a snapshot is corrupted."""
-    match = _VERSION.match(version)
-    if match is None:
+    if _VERSION.match(version) is None:
         return f"etcd says it is version {version!r}, which is not known"
-    number = tuple(map(int, match.groups()))
-    if number < (3, 4, 38) or (3, 5, 0) <= number < (3, 5, 23):
+    if old_version(version):
         return f"etcd {version} has known faults in watches and snapshots; production asks for 3.4.38 or 3.5.23 and up"
     return None

@@ -21,13 +21,26 @@ from controld.store.etcd_client import GrpcWire
 from controld.store.etcd_endpoint import SOCKET, parse_endpoint
 from controld.store.etcd_wire import STATUS, WireError
 from controld.store.member_config import MemberConfig
-from controld.store.member_policy import Damaged, Ended, GiveUp, MemberEvent, Quarantine, Restart, Started, assess
+from controld.store.member_policy import (
+    Damaged,
+    Ended,
+    GiveUp,
+    MemberEvent,
+    Outcast,
+    Quarantine,
+    Restart,
+    Started,
+    assess,
+)
+from controld.store.port import StoreLockedError
 from virialpb.etcd.v1 import etcd_pb2 as pb
 
 INSTALL_HINT: Final = "apt-get install etcd-server"
 LOG_BYTES_MAX: Final = 16 << 20
 TAIL_BYTES: Final = 16 << 10
 STOP_SECONDS: Final = 10.0
+LOCK_SECONDS: Final = 2.0
+"""An etcd whose supervisor was just killed dies with it, but not at the same instant."""
 _POLL_SECONDS: Final = 0.02
 
 
@@ -37,6 +50,10 @@ class MemberError(Exception):
 
 class MemberMissingError(MemberError):
     """There is no etcd on this machine."""
+
+
+class MemberInUseError(MemberError):
+    """Another process runs this member."""
 
 
 class MemberQuarantinedError(MemberError):
@@ -59,6 +76,7 @@ class MemberProcess:
         member_config.check(config)
         self.config = config
         self._process: subprocess.Popen[bytes] | None = None
+        self._lock = sqlite_file.DirectoryLock(config.directory)
 
     @property
     def pid(self) -> int:
@@ -67,11 +85,12 @@ class MemberProcess:
         return self._process.pid
 
     def start(self) -> None:
-        """Raises MemberMissingError, MemberQuarantinedError, OSError."""
+        """Raises MemberMissingError, MemberInUseError, MemberQuarantinedError, OSError."""
         etcd = find_etcd()
         directory = self.config.directory
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         directory.chmod(0o700)
+        self._take_directory()
         self._require_fit()
         (directory / SOCKET).unlink(missing_ok=True)  # of a former life: etcd would not listen over it
         with sqlite_file.new_file(directory / "etcd.json") as partial:
@@ -89,22 +108,32 @@ class MemberProcess:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,  # Ctrl-C at a terminal is for us to pass on
+                pass_fds=[self._lock.descriptor],  # where it outlives us, nobody takes its socket from it
             )
+
+    def _take_directory(self) -> None:
+        """Before its socket is touched: that of a member that runs is no stale one."""
+        if not self._lock.held:
+            try:
+                self._lock.acquire(LOCK_SECONDS)
+            except StoreLockedError as error:
+                raise MemberInUseError(str(error)) from error
 
     def _require_fit(self) -> None:
         directory = self.config.directory
         quarantined = directory / "quarantined"
         if quarantined.exists():
             raise MemberQuarantinedError(
-                f"{directory / 'data'} is damaged ({quarantined.read_text(errors='replace').strip()}). Replace the "
-                "member with `etcdctl member remove` and `add` while the others have a majority, or restore a backup; "
-                f"then move {directory} away"
+                f"{directory / 'data'} is damaged ({quarantined.read_text(errors='replace').strip()}). While the "
+                f"others have a majority, move {directory} away and run `virial admin members replace "
+                f"{self.config.name}`; else restore a backup"
             )
         if (directory / "started").exists() and not (directory / "data" / "member").exists():
             raise MemberQuarantinedError(
                 f"{directory / 'data'} is gone, and this member had started before: begun anew it would have "
-                "forgotten what it acknowledged. Replace it by `etcdctl member remove` and `add`, or restore a backup "
-                f"into an empty directory; {directory / 'started'} says that it ran"
+                f"forgotten what it acknowledged. Move {directory} away and run `virial admin members replace "
+                f"{self.config.name}`, while the others have a majority; else restore a backup. "
+                f"{directory / 'started'} says that it ran"
             )
 
     def settle(self) -> None:
@@ -130,6 +159,7 @@ class MemberProcess:
         self.signal(signal.SIGKILL)
         if self._process is not None:
             self._process.wait()
+        self._lock.release()
 
     def stop(self) -> None:
         """End it in order; kill it where it takes more than STOP_SECONDS."""
@@ -140,6 +170,7 @@ class MemberProcess:
                 self._process.wait(STOP_SECONDS)
             except subprocess.TimeoutExpired:
                 self.kill()
+        self._lock.release()
 
     def tail(self, bytes_max: int = TAIL_BYTES) -> str:
         """The end of its log."""
@@ -205,10 +236,26 @@ async def supervise(member: MemberProcess, tell: Callable[[MemberEvent], None]) 
                     member.quarantine(decision.why)
                     tell(Damaged(decision.why))
                     member.start()  # raises, with what to do
+                case Outcast():
+                    raise MemberQuarantinedError(_outcast(member.config, wiped=decision.wiped))
                 case GiveUp():
                     raise MemberError(f"etcd {member.config.name} does not come up: {decision.why}")
     finally:
         await asyncio.to_thread(member.stop)
+
+
+def _outcast(config: MemberConfig, *, wiped: bool) -> str:
+    if wiped:
+        return (
+            f"the others know {config.name} from before, and {config.directory} is empty: begun anew it would have "
+            "forgotten what it acknowledged. Move the directory away and run `virial admin members replace "
+            f"{config.name}`"
+        )
+    return (
+        f"{config.name} was removed from the cluster and cannot come back with the data in {config.directory}. If it "
+        f"shall be a member, move the directory away and run `virial admin members add {config.name} "
+        f"{config.peers[config.name]}`"
+    )
 
 
 async def _ended(member: MemberProcess) -> int:

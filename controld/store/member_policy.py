@@ -19,6 +19,9 @@ _DAMAGE = re.compile(
     r"|freepages: failed to get all reachable pages|failed to recover v3 backend from snapshot|invalid database"
     r"|etcdserver: corrupt cluster|found data inconsistency"
 )
+# What etcd says of a member that the others do not take (any more): once wiped, or removed.
+_BOOTSTRAPPED = re.compile(r"has already been bootstrapped")
+_REMOVED = re.compile(r"permanently removed|member not found|the member has been removed")
 _FULL = re.compile(r"no space left on device")
 
 
@@ -44,6 +47,14 @@ class GiveUp:
 
 
 @dataclass(frozen=True, slots=True)
+class Outcast:
+    """The others do not take it: it has lost its data (`wiped`), or was removed. Started again it would be refused
+    again; an operator replaces it."""
+
+    wiped: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Started:
     pid: int
 
@@ -62,7 +73,7 @@ class Damaged:
 
 
 MemberEvent = Started | Ended | Damaged
-Decision = Restart | Quarantine | GiveUp
+Decision = Restart | Quarantine | GiveUp | Outcast
 
 
 def assess(*, fast_ends: int, up_seconds: float, tail: str) -> tuple[Decision, int]:
@@ -77,6 +88,8 @@ def assess(*, fast_ends: int, up_seconds: float, tail: str) -> tuple[Decision, i
         damage = next((line for line in reversed(lines) if _DAMAGE.search(line)), None)
         if damage is not None:
             return Quarantine(damage[:500]), fast_ends
+        if _REMOVED.search(tail) or _BOOTSTRAPPED.search(tail):
+            return Outcast(wiped=not _REMOVED.search(tail)), fast_ends
         if fast_ends >= FAST_ENDS_MAX:
             return GiveUp(lines[-1][:500] if lines else "it said nothing"), fast_ends
     return Restart(min(DELAY_MAX_SECONDS, DELAY_SECONDS * 2 ** max(0, fast_ends - 1))), fast_ends

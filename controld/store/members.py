@@ -6,7 +6,7 @@ Pure but for the port at the end: pictures come in, findings and steps go out as
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, Protocol
@@ -108,14 +108,14 @@ def assess(members: Sequence[Seen], limit_bytes: int) -> tuple[Finding, ...]:
     elif used := [m for m in answering if m.look is not None and m.look.used_bytes > limit_bytes * WORTHWHILE]:
         most = max(m.look.used_bytes for m in used if m.look is not None)
         found.append(Finding(Ailment.SPACE_SHORT, _labels(used), (most, limit_bytes)))
-    _add(found, Ailment.SILENT, [m for m in members if m.look is None and m.listed.name])
+    _add(found, Ailment.SILENT, [m for m in voters if m.look is None and m.listed.name])
     _add(found, Ailment.NOT_STARTED, [m for m in members if m.look is None and not m.listed.name])
     if sighted:
         _add(found, Ailment.BLIND, [m for m in answering if m.look is not None and not m.look.leader_id])
     for member in members:
         if member.look is not None and member.lag_entries > LAG_ENTRIES_MAX:
             found.append(Finding(Ailment.LAGS, (member.listed.label,), (member.lag_entries,)))
-    _add(found, Ailment.LEARNS, [m for m in members if m.listed.learner and m.look is not None])
+    _add(found, Ailment.LEARNS, [m for m in members if m.listed.learner and m.listed.name])
     if voters and len(voters) % 2 == 0:
         found.append(Finding(Ailment.EVEN, _labels(voters), (len(voters), len(voters) - needed)))
     return (*found, *_versions(members))
@@ -174,7 +174,7 @@ class Disarm:
 
 @dataclass(frozen=True, slots=True)
 class Promote:
-    """This learner has caught up: give it its vote."""
+    """Give this learner its vote, if it has caught up."""
 
     id: int
 
@@ -189,6 +189,7 @@ def plan(
     quota_bytes: int,
     compacted: bool = False,
     defragmented: Mapping[int, int] | None = None,
+    learning: Container[int] = (),
 ) -> Step | None:
     """The next step of the care for the members; None: nothing is to be done, or nothing may be.
 
@@ -196,11 +197,12 @@ def plan(
     another is defragmented was seen to corrupt it: so one at a time, and only while every member is in step. The
     leading member comes last, since its pause is a pause of all writes. An alarm is taken off once no file is near
     `quota_bytes`, which would set it off again. `compacted`, `defragmented` (id -> size of the file afterwards): what
-    was done for this shortage already.
+    was done for this shortage already. `learning`: learners that were not in step just now; etcd itself tells, since
+    a learner answers nobody who stands beside it.
     """
-    learner = next((m for m in members if m.listed.learner and m.in_step), None)
-    if learner is not None and any(m.in_step and not m.listed.learner for m in members):
-        return Promote(learner.listed.id)
+    learner = next((m.listed.id for m in members if m.listed.learner and m.listed.id not in learning), None)
+    if learner is not None and _majority_in_step(members):
+        return Promote(learner)
     looks = [m.look for m in members if m.look is not None]
     full = {i for look in looks for i in look.full_ids}
     if full and not compacted:
@@ -214,6 +216,11 @@ def plan(
             return Defragment(next(m for m in members if m.look is chosen))
     near = {m.listed.id for m in members if m.look is None or m.look.size_bytes > quota_bytes * WORTHWHILE}
     return Disarm(tuple(sorted(full))) if full and not full & near else None
+
+
+def _majority_in_step(members: Sequence[Seen]) -> bool:
+    voters = [m for m in members if not m.listed.learner]
+    return sum(m.in_step for m in voters) > len(voters) // 2
 
 
 def _bloated(look: Look, limit_bytes: int, full: bool, defragmented: Mapping[int, int]) -> bool:
@@ -270,4 +277,8 @@ class MembersPort(Protocol):
 
 
 class MembersRefusedError(Exception):
-    """The store does not change its members so; the message is one sentence that says why."""
+    """What an operator asked for is not done; the message says why. `missing`: what does not exist."""
+
+    def __init__(self, message: str, *, missing: str = "") -> None:
+        super().__init__(message)
+        self.missing = missing

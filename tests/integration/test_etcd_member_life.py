@@ -54,7 +54,7 @@ async def test_damage_is_quarantined_and_left_as_it_is(member: MemberProcess) ->
     flip(log, log.read_bytes().index(b"damage me"))
     damaged = log.read_bytes()
     events: list[MemberEvent] = []
-    with pytest.raises(MemberQuarantinedError, match=r"crc mismatch.*etcdctl member remove"):
+    with pytest.raises(MemberQuarantinedError, match=r"crc mismatch.*virial admin members replace m0"):
         async with asyncio.timeout(HANG_SECONDS):
             await supervise(member, events.append)
     assert [type(event) for event in events] == [Started, Damaged]

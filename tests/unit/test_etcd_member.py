@@ -162,5 +162,5 @@ def test_what_is_wrong_is_said_in_words() -> None:
         is_learner=True,
         errors=["etcdserver: no leader", "memberID:1 alarm:NOSPACE ", "memberID:2 alarm:CORRUPT ", "else"],
     )
-    for word in ("majority", "learner", "space alarm", "etcdctl member remove", "else", "not known"):
+    for word in ("majority", "learner", "space alarm", "virial admin members replace", "else", "not known"):
         assert any(word in problem for problem in problems(status)), word

@@ -55,10 +55,10 @@ def _member(seen: Seen) -> pb.StoreMember:
 
 
 def _role(seen: Seen) -> str:
+    if seen.listed.learner and seen.listed.name:
+        return "LEARNS"
     if seen.look is None:
         return "SILENT"
-    if seen.listed.learner:
-        return "LEARNS"
     return "LEADS" if seen.look.leader_id == seen.look.id else "VOTES"
 
 

@@ -1,4 +1,7 @@
-"""The care for the members of the store, by whoever leads: learners get their vote, space is won back.
+"""The care for the members of the store: learners get their vote, space is won back.
+
+It is done by whoever leads. A store without space takes no takeover either: while nobody leads, it is done by the
+controller beside the member that leads, of which there is one.
 
 What is done is decided in `controld.store.members.plan`; here it is done, one step after the other, each after a new
 look at all of them.
@@ -11,7 +14,7 @@ from typing import Final, Protocol
 
 from controld.replica.observe import Log, LogName
 from controld.replica.peers import PeerLostError
-from controld.replica.survey import Colleagues, Survey
+from controld.replica.survey import Colleagues, Picture, Role, Survey
 from controld.store.members import Compact, Defragment, Disarm, MembersPort, Promote, Seen, Step, plan
 from controld.store.port import StoreError
 
@@ -55,7 +58,7 @@ class Care:
         self._learners = False
 
     async def run(self) -> None:
-        """Until cancelled. Does nothing while another leads."""
+        """Until cancelled."""
         while True:
             try:
                 async with asyncio.timeout(LEARNER_SECONDS if self._learners else LOOK_SECONDS):
@@ -63,16 +66,17 @@ class Care:
             except TimeoutError:
                 pass
             self._short.clear()
-            if self._office.leads:
-                try:
-                    await self._round()
-                except Exception as error:  # noqa: BLE001 - told, and tried again: nobody else would care for them
-                    self._log(LogName.TASK_BROKEN, task="care for the members", error=repr(error))
+            try:
+                await self._round()
+            except Exception as error:  # noqa: BLE001 - told, and tried again: nobody else would care for them
+                self._log(LogName.TASK_BROKEN, task="care for the members", error=repr(error))
 
     async def _round(self) -> None:
         self._learning.clear()
         for _ in range(STEPS_MAX):
             picture = await self._survey.take()
+            if not self._mine(picture):
+                return
             self._learners = any(m.listed.learner for m in picture.members)
             if not any(m.look is not None and m.look.full_ids for m in picture.members):
                 self._compacted = False
@@ -84,7 +88,7 @@ class Care:
                 defragmented=self._defragmented,
                 learning=self._learning,
             )
-            if step is None or not self._office.leads:
+            if step is None:
                 return
             try:
                 await self._take(step)
@@ -92,6 +96,12 @@ class Care:
                 self._log(LogName.CARE_FAILED, step=type(step).__name__.lower(), error=str(error) or "no answer")
                 return
             await asyncio.sleep(STEP_SECONDS)
+
+    def _mine(self, picture: Picture) -> bool:
+        if self._office.leads or any(controller.role is Role.LEADS for controller in picture.controllers):
+            return self._office.leads
+        leading = next((m for m in picture.members if m.look is not None and m.look.id == m.look.leader_id), None)
+        return leading is not None and leading.controller == self._address
 
     async def _take(self, step: Step) -> None:
         match step:

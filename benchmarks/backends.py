@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import socket
 import sys
@@ -38,9 +39,18 @@ class Backend:
     arguments: tuple[str, ...]
     members: list[MemberProcess] = field(default_factory=list[MemberProcess])
 
+    def cpu_s(self) -> float:
+        """Processor time that the members have used."""
+        return sum(_cpu_s(member.pid) for member in self.members)
+
     def raw(self, record_bytes: int) -> AbstractAsyncContextManager[Call] | None:
         """One put a call into the same member, where there is one."""
         return _raw(self.members[0], record_bytes) if self.members else None
+
+
+def _cpu_s(pid: int) -> float:
+    user, system = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
 @asynccontextmanager

@@ -5,31 +5,55 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-WARM_UP_SECONDS = 0.5
+WARM_UP_SECONDS = 0.3
 
 Call = Callable[[int, int], Awaitable[object]]
 """(client, turn): one operation, until it is acknowledged."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass
 class Figures:
-    """Of one run. `cpu_us`: processor time of this process an operation."""
+    """Of one run, or of several rounds of it. `cpu_s`: processor time of this process, `store_cpu_s` of the members."""
 
-    ops_s: float
-    p50_ms: float
-    p99_ms: float
-    cpu_us: float
+    seconds: float = 0.0
+    latencies_s: list[float] = field(default_factory=list[float])
+    cpu_s: float = 0.0
+    store_cpu_s: float = 0.0
+
+    @property
+    def ops_s(self) -> float:
+        return len(self.latencies_s) / self.seconds if self.seconds else 0.0
+
+    @property
+    def cpu_us(self) -> float:
+        """Of this process, an operation."""
+        return self.cpu_s / max(1, len(self.latencies_s)) * 1e6
+
+    @property
+    def store_cpu_us(self) -> float:
+        """Of the members, an operation."""
+        return self.store_cpu_s / max(1, len(self.latencies_s)) * 1e6
+
+    def quantile_ms(self, part: float) -> float:
+        values = sorted(self.latencies_s)
+        return values[min(len(values) - 1, int(len(values) * part))] * 1e3 if values else 0.0
 
 
-async def drive(call: Call, *, inflight: int, seconds: float) -> Figures:
-    """Operations that began after the warm-up and were answered before the end."""
+async def drive(
+    call: Call, *, inflight: int, seconds: float, store_cpu: Callable[[], float] = float, into: Figures | None = None
+) -> Figures:
+    """Operations that began after the warm-up and were answered before the end, added to `into`."""
+    figures = into or Figures()
     loop = asyncio.get_running_loop()
     begin = loop.time() + WARM_UP_SECONDS
     end = begin + seconds
-    latencies_s: list[float] = []
-    cpu = [0.0]
+    latencies_s = figures.latencies_s
+    cpu: list[tuple[float, float]] = []
+
+    def look() -> None:
+        cpu.append((time.process_time(), store_cpu()))
 
     async def client(number: int) -> None:
         turn = 0
@@ -39,18 +63,12 @@ async def drive(call: Call, *, inflight: int, seconds: float) -> Figures:
             if sent >= begin and loop.time() <= end:
                 latencies_s.append(loop.time() - sent)
 
-    loop.call_at(begin, lambda: cpu.append(time.process_time()))
-    loop.call_at(end, lambda: cpu.append(time.process_time()))
+    loop.call_at(begin, look)
+    loop.call_at(end, look)
     await asyncio.gather(*(client(number) for number in range(inflight)))
-    latencies_s.sort()
-    count = max(1, len(latencies_s))
-    return Figures(
-        ops_s=len(latencies_s) / seconds,
-        p50_ms=_at(latencies_s, 0.50) * 1e3,
-        p99_ms=_at(latencies_s, 0.99) * 1e3,
-        cpu_us=(cpu[-1] - cpu[-2]) / count * 1e6,
-    )
-
-
-def _at(values: list[float], part: float) -> float:
-    return values[min(len(values) - 1, int(len(values) * part))] if values else 0.0
+    if len(cpu) < 2:  # the last of it came later than the last answer
+        look()
+    figures.seconds += seconds
+    figures.cpu_s += cpu[1][0] - cpu[0][0]
+    figures.store_cpu_s += cpu[1][1] - cpu[0][1]
+    return figures

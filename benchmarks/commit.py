@@ -15,15 +15,16 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import random
 import tempfile
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.backends import Backend, backend
-from benchmarks.clients import Figures, drive
+from benchmarks.clients import Call, Figures, drive
 from benchmarks.controller import rpc_figures
 from controld.clock import SystemClock
 from controld.core.commands import AdmitNode, PlaceHold, ReleaseHold
@@ -39,10 +40,11 @@ NODES = 64
 
 @dataclass
 class Holds:
-    """Every client holds and releases one node in turn. `run` makes the request ids of several runs differ."""
+    """Every client holds and releases one node in turn. `number` makes every request id another one."""
 
     leader: Leader
-    run: int = 0
+    number: int = 0
+    placed: set[int] = field(default_factory=set[int])
 
     async def admit(self) -> None:
         for number in range(NODES):
@@ -50,8 +52,12 @@ class Holds:
             await self.leader.submit(AdmitNode(incarnation, f"n{number}", "127.0.0.1", "pidns", 64_000, 64 << 30))
 
     async def call(self, client: int, turn: int) -> None:
-        request, node, owner = f"{self.run}.{client}.{turn}", NodeUid(f"node-{client % NODES}"), f"client-{client}"
-        if turn % 2 == 0:
+        del turn  # of this round: a client goes on where its last one ended
+        self.number += 1
+        request, node, owner = str(self.number), NodeUid(f"node-{client % NODES}"), f"client-{client}"
+        placed = client in self.placed
+        (self.placed.discard if placed else self.placed.add)(client)
+        if not placed:
             await self.leader.submit(PlaceHold(request, node, Hold(owner=owner, reason="benchmark")))
         else:
             await self.leader.submit(ReleaseHold(request, node, owner))
@@ -80,36 +86,49 @@ async def leading(made: Backend) -> AsyncGenerator[Holds]:
 
 
 async def measure(made: Backend, options: argparse.Namespace) -> dict[str, object]:
-    async with leading(made) as holds:
-        ours = await drive(holds.call, inflight=options.inflight, seconds=options.seconds)
-        holds.run = 1
-        one = await drive(holds.call, inflight=1, seconds=min(2.0, options.seconds))
-    raw = raw_one = None
-    if (put := made.raw(options.record_bytes)) is not None:
-        async with put as call:
-            raw = await drive(call, inflight=options.inflight, seconds=options.seconds)
-            raw_one = await drive(call, inflight=1, seconds=min(2.0, options.seconds))
+    """Ours and raw puts in turn, so that what else this machine does meanwhile meets both."""
+    ours, one, raw, raw_one = Figures(), Figures(), Figures(), Figures()
+    seconds = options.seconds / options.rounds
+    one_seconds = min(2.0, options.seconds) / options.rounds
+
+    async def rounds(call: Call, many: Figures, single: Figures) -> None:
+        await drive(call, inflight=options.inflight, seconds=seconds, store_cpu=made.cpu_s, into=many)
+        await drive(call, inflight=1, seconds=one_seconds, store_cpu=made.cpu_s, into=single)
+
+    async with leading(made) as holds, AsyncExitStack() as stack:
+        put = made.raw(options.record_bytes)
+        call = None if put is None else await stack.enter_async_context(put)
+        for _ in range(options.rounds):
+            await rounds(holds.call, ours, one)
+            if call is not None:
+                await rounds(call, raw, raw_one)
     rpc = await rpc_figures(made, inflight=options.inflight, seconds=options.seconds) if options.rpc else None
+    measured = call is not None
     return {
         "store": options.store,
         "inflight": options.inflight,
-        "one_p50_ms": round(one.p50_ms, 3),
-        "raw_one_p50_ms": None if raw_one is None else round(raw_one.p50_ms, 3),
-        "one_ratio": None if raw_one is None else round(one.p50_ms / raw_one.p50_ms, 2),
+        "one_p50_ms": round(one.quantile_ms(0.5), 3),
+        "raw_one_p50_ms": round(raw_one.quantile_ms(0.5), 3) if measured else None,
+        "one_ratio": round(one.quantile_ms(0.5) / raw_one.quantile_ms(0.5), 2) if measured else None,
         "cpu_us": round(ours.cpu_us, 1),
-        "raw_cpu_us": None if raw is None else round(raw.cpu_us, 1),
-        "raw_p50_ms": None if raw is None else round(raw.p50_ms, 3),
+        "raw_cpu_us": round(raw.cpu_us, 1) if measured else None,
+        "store_cpu_us": round(ours.store_cpu_us, 1) if measured else None,
+        "raw_store_cpu_us": round(raw.store_cpu_us, 1) if measured else None,
+        "cpu_ratio": cpu_ratio(ours, raw) if measured else None,
+        "load": round(os.getloadavg()[0], 1),
+        "raw_p50_ms": round(raw.quantile_ms(0.5), 3) if measured else None,
         "ours_ops_s": round(ours.ops_s),
-        "raw_etcd_puts_s": None if raw is None else round(raw.ops_s),
-        "ratio": None if raw is None else ratio(ours, raw),
+        "raw_etcd_puts_s": round(raw.ops_s) if measured else None,
+        "ratio": round(ours.ops_s / raw.ops_s, 2) if raw.ops_s else None,
         "rpc_ops_s": None if rpc is None else round(rpc.ops_s),
-        "p50_ms": round(ours.p50_ms, 3),
-        "p99_ms": round(ours.p99_ms, 3),
+        "p50_ms": round(ours.quantile_ms(0.5), 3),
+        "p99_ms": round(ours.quantile_ms(0.99), 3),
     }
 
 
-def ratio(ours: Figures, raw: Figures) -> float | None:
-    return round(ours.ops_s / raw.ops_s, 2) if raw.ops_s else None
+def cpu_ratio(ours: Figures, raw: Figures) -> float:
+    """What `ratio` would be if every processor had something to do all the time; steadier on a machine in use."""
+    return round((raw.cpu_us + raw.store_cpu_us) / (ours.cpu_us + ours.store_cpu_us), 2)
 
 
 def main() -> None:
@@ -117,6 +136,7 @@ def main() -> None:
     parser.add_argument("--store", choices=["sqlite", "etcd", "memory"], default="sqlite")
     parser.add_argument("--inflight", type=int, default=256, help="commands waiting at any time")
     parser.add_argument("--seconds", type=float, default=5.0, help="of each measurement")
+    parser.add_argument("--rounds", type=int, default=4, help="in which ours and raw puts take turns")
     parser.add_argument("--record-bytes", type=int, default=500, help="of a raw put")
     parser.add_argument("--members", type=int, choices=(1, 3, 5), default=3, help="of etcd")
     parser.add_argument("--no-rpc", dest="rpc", action="store_false", help="leave out the controld process")

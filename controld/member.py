@@ -15,7 +15,14 @@ from pathlib import Path
 
 from controld.service.telemetry import LogName, StructLog, make_log
 from controld.store import member_config
-from controld.store.member import MemberError, MemberMissingError, MemberProcess, MemberQuarantinedError, supervise
+from controld.store.member import (
+    MemberError,
+    MemberInUseError,
+    MemberMissingError,
+    MemberProcess,
+    MemberQuarantinedError,
+    supervise,
+)
 from controld.store.member_config import MemberConfig, MemberConfigError, PeerTls
 from controld.store.member_policy import Damaged, Ended, MemberEvent, Started
 from virialpb.units import QuantityError, parse_bytes
@@ -35,7 +42,7 @@ def main(argv: Sequence[str]) -> int:
         return asyncio.run(_run(MemberProcess(config), make_log(format_=options.log_format)))
     except (MemberConfigError, MemberMissingError) as error:
         return _fail(error, EXIT_CONFIG)
-    except (MemberQuarantinedError, OSError) as error:
+    except (MemberInUseError, MemberQuarantinedError, OSError) as error:
         return _fail(error, EXIT_DATA_DIRECTORY)
     except MemberError as error:
         return _fail(error, EXIT_FAILED)

@@ -46,6 +46,7 @@ class NodeFiles:
                 self.data_dir.chmod(0o711)
             (self.data_dir / "slots").mkdir(mode=0o700, exist_ok=True)
             self._lock()
+            self.forget_ports()
             return self._node_uid(make_uid)
         except OSError as error:
             where = error.filename or self.data_dir
@@ -53,6 +54,8 @@ class NodeFiles:
 
     def close(self) -> None:
         if self._lock_fd >= 0:
+            with contextlib.suppress(OSError):
+                self.forget_ports()
             os.close(self._lock_fd)
             self._lock_fd = -1
 
@@ -121,6 +124,10 @@ class NodeFiles:
             (self.data_dir / "slots" / f"{slot}.json").unlink()
 
     # -- ports
+
+    def forget_ports(self) -> None:
+        """Nobody shall find the ports of a former life, which may be another program's by now."""
+        (self.data_dir / "ports.json").unlink(missing_ok=True)
 
     def save_ports(self, ports: dict[str, str]) -> None:
         self._write("ports.json", json.dumps(ports).encode(), mode=0o644)

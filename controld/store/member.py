@@ -91,7 +91,15 @@ class MemberProcess:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         directory.chmod(0o700)
         self._take_directory()
-        self._require_fit()
+        try:
+            self._require_fit()
+            self._process = self._spawn(etcd)
+        except BaseException:
+            self._lock.release()
+            raise
+
+    def _spawn(self, etcd: str) -> subprocess.Popen[bytes]:
+        directory = self.config.directory
         (directory / SOCKET).unlink(missing_ok=True)  # of a former life: etcd would not listen over it
         with sqlite_file.new_file(directory / "etcd.json") as partial:
             partial.write_text(member_config.render(self.config))
@@ -100,7 +108,7 @@ class MemberProcess:
         if (setpriv := shutil.which("setpriv")) is not None:
             command = [setpriv, "--pdeathsig", "KILL", *command]
         with (directory / "etcd.log").open("ab") as log:
-            self._process = subprocess.Popen(
+            return subprocess.Popen(
                 command,
                 cwd=directory,
                 env=_environment(),

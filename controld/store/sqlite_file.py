@@ -12,6 +12,7 @@ import errno
 import fcntl
 import os
 import sqlite3
+import time
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from urllib.parse import quote
@@ -30,6 +31,7 @@ DATABASE = "state.sqlite3"
 
 _MAGIC = b"SQLite format 3\0"
 _HEADER_BYTES = 100
+_LOCK_POLL_SECONDS = 0.02
 _RESTORE_HINT = "nothing was changed; restore a backup with `controld restore`, or repair the disk first"
 
 
@@ -40,18 +42,30 @@ class DirectoryLock:
         self._path = directory / "lock"
         self._descriptor: int | None = None
 
-    def acquire(self) -> None:
-        """Raises StoreLockedError, naming the process that has it; OSError."""
+    @property
+    def held(self) -> bool:
+        return self._descriptor is not None
+
+    @property
+    def descriptor(self) -> int:
+        """For a child that shall keep the lock as long as it lives. Raises RuntimeError where it is not held."""
+        if self._descriptor is None:
+            raise RuntimeError(f"{self._path} is not locked")
+        return self._descriptor
+
+    def acquire(self, patience_seconds: float = 0.0) -> None:
+        """Wait for a holder that is just ending. Raises StoreLockedError, naming the process that has it; OSError."""
         descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        give_up = time.monotonic() + patience_seconds
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = os.read(descriptor, 20).decode("ascii", "replace").strip() or "unknown"
-            os.close(descriptor)
-            raise StoreLockedError(
-                f"{self._path.parent}: in use by another controld (pid {holder}); stop it, or give this one its own "
-                "data directory"
-            ) from None
+            while not _locks(descriptor):
+                if time.monotonic() >= give_up:
+                    holder = os.read(descriptor, 20).decode("ascii", "replace").strip() or "unknown"
+                    raise StoreLockedError(
+                        f"{self._path.parent}: in use by another controld (pid {holder}); stop it, or give this one "
+                        "its own data directory"
+                    )
+                time.sleep(_LOCK_POLL_SECONDS)
         except BaseException:
             os.close(descriptor)
             raise
@@ -65,6 +79,14 @@ class DirectoryLock:
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
+
+
+def _locks(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 @contextlib.contextmanager

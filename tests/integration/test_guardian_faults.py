@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from noded.run import procs
-from noded.run.client import Connected, Disconnected, GuardianUnavailable
+from noded.run.client import Connected, Disconnected, GuardianClient, GuardianUnavailable
 from noded.run.protocol import ExitReason, Fencing, SlotState
 from tests.integration.guardian_support import (
     ESCAPE,
@@ -270,20 +270,20 @@ async def test_case_e9_a_stale_socket_is_replaced(world: World) -> None:
     await come_back_after_sigkill(world, leave_lock=True)
 
 
-@pytest.mark.parametrize("defect", ["believes_the_socket_file"])
-async def test_case_e9_catches_a_probe_that_only_looks_for_the_file(world: World, defect: str) -> None:
-    """A client that trusts the file does not start a guardian, and then finds nobody."""
-    with pytest.raises(GuardianUnavailable):
-        await come_back_after_sigkill_with(world, spawn=not defect)
+@pytest.mark.row("E9", defect="believes_the_socket_file")
+async def test_case_e9_catches_a_client_that_only_looks_for_the_file(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It starts no guardian where the file is, and then finds nobody."""
+    real = GuardianClient._spawn
 
+    async def spawn(client: GuardianClient) -> None:
+        if not (world.runtime_dir / "guardian.sock").exists():
+            await real(client)
 
-async def come_back_after_sigkill_with(world: World, *, spawn: bool) -> None:
-    first = await world.noded()
-    pid = world.guardian_pid
-    await first.client.close()
-    os.kill(pid, signal.SIGKILL)
-    await until(lambda: not alive(pid), "killed")
-    await world.noded(spawn=spawn)
+    monkeypatch.setattr(GuardianClient, "_spawn", spawn)
+    with pytest.raises(GuardianUnavailable, match="Connection refused"):
+        await come_back_after_sigkill(world, leave_lock=False)
 
 
 async def test_a_socket_of_another_guardian_is_left_alone(world: World) -> None:

@@ -10,11 +10,16 @@ import contextlib
 import os
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 CPU_PERIOD_US: Final = 100_000
+PIDS_MAX: Final = 32_768
+"""Processes and threads of one slot: far more than any loader of data starts, and few enough that a fork bomb leaves
+the node its own. Where the kernel numbers fewer processes, a quarter of those."""
+OWNER: Final = "user.virial.owner"
 FREEZE_TRIES: Final = 20
 FREEZE_WAIT_SECONDS: Final = 0.001
 """The v1 freezer is asked for at most 20 ms at a time; what it missed is killed by the next look 100 ms later."""
@@ -29,6 +34,8 @@ class Places:
     freezer: Path | None = None
     memory: Path | None = None
     cpu: Path | None = None
+    unified_pids: bool = False
+    pids: Path | None = None
 
     @property
     def can_kill(self) -> bool:
@@ -61,7 +68,15 @@ def find_places(root: Path, self_cgroup: str, name: str) -> Places:
         freezer=None if unified is not None else v1("freezer"),
         memory=None if limits else v1("memory"),
         cpu=None if limits else v1("cpu"),
+        unified_pids=(unified_pids := unified is not None and limits and _enable_pids(unified)),
+        pids=None if unified_pids else v1("pids"),
     )
+
+
+def pids_max(kernel_pid_max: str) -> int:
+    """The limit of one slot; the argument is the text of /proc/sys/kernel/pid_max."""
+    text = kernel_pid_max.strip()
+    return min(PIDS_MAX, int(text) // 4) if text.isdigit() else PIDS_MAX
 
 
 class Cgroup:
@@ -73,17 +88,24 @@ class Cgroup:
         self._freezer = places.freezer / slot if places.freezer else None
         self._memory = places.memory / slot if places.memory else None
         self._cpu = places.cpu / slot if places.cpu else None
+        self._pids = places.pids / slot if places.pids else None
 
     @property
     def _all(self) -> list[Path]:
-        return [path for path in (self._unified, self._freezer, self._memory, self._cpu) if path is not None]
+        everywhere = (self._unified, self._freezer, self._memory, self._cpu, self._pids)
+        return [path for path in everywhere if path is not None]
+
+    @property
+    def _counted(self) -> Path | None:
+        """Where processes and threads are counted."""
+        return self._unified if self._places.unified_pids else self._pids
 
     @property
     def procs(self) -> list[str]:
         """Files a process writes "0" to in order to join."""
         return [str(path / "cgroup.procs") for path in self._all]
 
-    def create(self, cpu_millis: int, memory_bytes: int) -> None:
+    def create(self, cpu_millis: int, memory_bytes: int, pids_max: int = 0) -> None:
         """0 means no limit. Raises OSError, also when a limit cannot be set although its controller is here."""
         for path in self._all:
             # Parents too: something that tidies empty groups may have taken ours.
@@ -100,6 +122,8 @@ class Cgroup:
         if self._cpu is not None and cpu_millis:
             _write(self._cpu / "cpu.cfs_period_us", str(CPU_PERIOD_US))
             _write(self._cpu / "cpu.cfs_quota_us", str(quota_us))
+        if self._counted is not None and pids_max:
+            _write(self._counted / "pids.max", str(pids_max))
 
     def pids(self) -> list[int]:
         """Processes of the group and of groups the task made below it."""
@@ -144,13 +168,12 @@ class Cgroup:
                 _write(file, thawed)
 
     def oom_kills(self) -> int:
-        for path, name in ((self._unified, "memory.events"), (self._memory, "memory.oom_control")):
-            text = _read(path / name) if path is not None else None
-            for line in (text or "").splitlines():
-                key, _, value = line.partition(" ")
-                if key == "oom_kill" and value.isdigit():
-                    return int(value)
-        return 0
+        found = (self._unified, "memory.events"), (self._memory, "memory.oom_control")
+        return next((n for path, name in found if path is not None and (n := _count(path / name, "oom_kill"))), 0)
+
+    def forks_refused(self) -> int:
+        """How often the group was at its limit of processes and threads."""
+        return _count(self._counted / "pids.events", "max") if self._counted is not None else 0
 
     def remove(self) -> bool:
         """False while a directory is still in use."""
@@ -167,18 +190,51 @@ class Cgroup:
 
 def remove_places(places: Places) -> None:
     """At the end of a guardian; what is still in use stays."""
-    for path in (places.unified, places.freezer, places.memory, places.cpu):
-        if path is not None:
-            with contextlib.suppress(OSError):
-                path.rmdir()
+    for path in _directories(places):
+        with contextlib.suppress(OSError):
+            path.rmdir()
 
 
 def sweep(places: Places) -> None:
     """Groups that an earlier guardian left; only what is empty can be removed."""
-    for path in (places.unified, places.freezer, places.memory, places.cpu):
-        for below in reversed(_below(path)) if path is not None else ():
+    for path in _directories(places):
+        for below in reversed(_below(path)):
             with contextlib.suppress(OSError):
                 below.rmdir()
+
+
+def claim(places: Places, owner: str) -> None:
+    """Write on our groups whose they are, where the kernel keeps such notes."""
+    for path in _directories(places):
+        with contextlib.suppress(OSError):
+            os.setxattr(path, OWNER, owner.encode())
+
+
+def sweep_others(places: Places, may_live: Callable[[str], bool]) -> None:
+    """Groups of guardians of other data directories that were killed: nobody else would ever remove them.
+
+    An empty group of one that lives may be that of a slot which waits for its GO, so the owner's note decides.
+    """
+    for ours in _directories(places):
+        for path in ours.parent.glob("virial-*"):
+            owner = _owner(path)
+            if path == ours or owner is None or may_live(owner):
+                continue
+            for below in (*reversed(_below(path)), path):
+                with contextlib.suppress(OSError):
+                    below.rmdir()
+
+
+def _owner(path: Path) -> str | None:
+    try:
+        return os.getxattr(path, OWNER).decode("ascii", "replace")
+    except OSError:
+        return None
+
+
+def _directories(places: Places) -> list[Path]:
+    everywhere = (places.unified, places.freezer, places.memory, places.cpu, places.pids)
+    return [path for path in everywhere if path is not None]
 
 
 def _enable_limits(group: Path) -> bool:
@@ -196,6 +252,16 @@ def _enable_limits(group: Path) -> bool:
                     _write(leaf / "cgroup.procs", str(pid))
             _write(parent / "cgroup.subtree_control", wanted)
         _write(group / "cgroup.subtree_control", wanted)
+    except OSError:
+        return False
+    return True
+
+
+def _enable_pids(group: Path) -> bool:
+    """Apart from the others: where it is not given to us, tasks have their limits of memory and CPU all the same."""
+    try:
+        for level in (group.parent, group):
+            _write(level / "cgroup.subtree_control", "+pids")
     except OSError:
         return False
     return True
@@ -220,6 +286,15 @@ def _make(path: Path) -> Path | None:
 
 def _below(path: Path) -> list[Path]:
     return [Path(directory) / name for directory, names, _ in os.walk(path) for name in names]
+
+
+def _count(path: Path, name: str) -> int:
+    """The number after `name` in a file of such lines; 0 where there is none."""
+    for line in (_read(path) or "").splitlines():
+        key, _, value = line.partition(" ")
+        if key == name and value.isdigit():
+            return int(value)
+    return 0
 
 
 def _pids(path: Path) -> list[int]:

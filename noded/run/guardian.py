@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from noded.run import control, leftovers, procs
-from noded.run.cgroup import Cgroup, Places, find_places, remove_places, sweep
+from noded.run.cgroup import Cgroup, Places, claim, find_places, pids_max, remove_places, sweep, sweep_others
 from noded.run.protocol import Fencing
 from noded.run.runner import LAUNCHER, Site, spawn_python
 from noded.run.scribe import Scribe
@@ -184,8 +184,9 @@ def choose_site(args: argparse.Namespace, mark: str) -> Site:
     """The strongest fence that works here. Raises CannotServe when --fencing pidns was asked for and does not."""
 
     def site(fencing: Fencing, places: Places) -> Site:
-        return Site(fencing, places, args.runtime_dir / "t", mark, args.allow_root_tasks, open_files)
+        return Site(fencing, places, args.runtime_dir / "t", mark, args.allow_root_tasks, open_files, most)
 
+    most = pids_max(Path("/proc/sys/kernel/pid_max").read_text())
     open_files = raise_open_files()
     none = Places()
     if args.fencing == "weak":
@@ -231,6 +232,8 @@ def serve(args: argparse.Namespace, ready: int | None) -> None:
     earlier, complaints = leftovers.read_leftovers(args.data_dir, site, boot_id)
     gone = leftovers.clear(earlier)
     sweep(site.places)
+    claim(site.places, procs.identity())
+    sweep_others(site.places, procs.may_live)
     table = SlotTable(root_needs_user=os.geteuid() == 0 and not args.allow_root_tasks)
     service = Service(
         site=site,
@@ -241,6 +244,8 @@ def serve(args: argparse.Namespace, ready: int | None) -> None:
         boot_id=boot_id,
         leftovers=[leftover for leftover in earlier if not gone[leftover.status.slot]],
         on_request=control.handle_request,
+        # Its last name is gone: somebody deleted the data directory. Never a path, which a dead disk would not answer.
+        deserted=lambda: os.fstat(lock_fd).st_nlink == 0,
     )
     for leftover in earlier:
         slot_gone = gone[leftover.status.slot]

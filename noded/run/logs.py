@@ -68,6 +68,13 @@ class Output:
         scribe.log(self.path, data, *self._limits)
         return True
 
+    def say(self, scribe: Scribe, text: str) -> None:
+        """A line of the guardian's own at the end of the stream."""
+        data = f"[virial: {text}]\n".encode()
+        self._tail = (self._tail + data)[-STDERR_TAIL_BYTES:]
+        if not scribe.full:
+            scribe.log(self.path, data, *self._limits)
+
     @property
     def open(self) -> bool:
         return self.fd >= 0

@@ -42,6 +42,25 @@ def read_process(pid: int, procroot: Path = PROC) -> Process | None:
     return Process(pid, int(fields[1]), int(fields[19]), fields[0] in ("Z", "X"))
 
 
+def identity(procroot: Path = PROC) -> str:
+    """This process among all that this host ever ran: its PID namespace, its pid there and its start."""
+    process = read_process(os.getpid(), procroot)
+    ticks = 0 if process is None else process.start_ticks
+    return f"{os.stat(procroot / 'self/ns/pid').st_ino} {os.getpid()} {ticks}"
+
+
+def may_live(identity: str, procroot: Path = PROC) -> bool:
+    """False when the process of that `identity()` is certainly gone: of another PID namespace nobody here can tell."""
+    words = identity.split()
+    if len(words) != 3 or not all(word.isdigit() for word in words):
+        return True
+    namespace, pid, ticks = map(int, words)
+    if namespace != os.stat(procroot / "self/ns/pid").st_ino:
+        return True
+    process = read_process(pid, procroot)
+    return process is not None and not process.zombie and process.start_ticks == ticks
+
+
 def all_processes(procroot: Path = PROC) -> list[Process]:
     found = (read_process(int(name), procroot) for name in os.listdir(procroot) if name.isdigit())
     return [process for process in found if process is not None]

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from noded.run import procs
-from noded.run.cgroup import Cgroup, Places
+from noded.run.cgroup import PIDS_MAX, Cgroup, Places
 from noded.run.logs import Output
 from noded.run.protocol import REPLY_BYTES_MAX, Fencing, Started
 from noded.run.wire import Closed, Connection
@@ -21,6 +21,7 @@ from noded.run.wire import Closed, Connection
 if TYPE_CHECKING:
     from noded.run.fields import JsonObject
     from noded.run.protocol import PrepareRequest
+    from noded.run.scribe import Scribe
 
 LAUNCHER: Final = Path(__file__).with_name("launcher.py")
 PATH_DEFAULT: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -43,6 +44,8 @@ class Site:
     allow_root: bool
     open_files: int
     """The soft limit tasks get: the one the guardian was started with, before it raised its own."""
+    pids_max: int = PIDS_MAX
+    """Processes and threads of one slot, where the kernel counts them for us."""
     finder: procs.Finder = field(default_factory=procs.Finder)
 
     @property
@@ -137,6 +140,7 @@ class Runner:
         self._init_pidfd: int | None = None
         self._task_pidfd: int | None = None
         self._who: JsonObject = {}
+        self._complained = False
         self._cgroup = Cgroup(site.places, request.slot)
         self.control: Connection | None = None
         self.outputs: tuple[Output, ...] = ()
@@ -144,7 +148,7 @@ class Runner:
             undo.callback(self.close)
             if request.hold_port:
                 self._held = hold_port(request.bind_address)
-            self._cgroup.create(request.cpu_millis, request.memory_bytes)
+            self._cgroup.create(request.cpu_millis, request.memory_bytes, site.pids_max)
             self._spawn()
             undo.pop_all()
 
@@ -259,6 +263,14 @@ class Runner:
 
     def oom(self) -> bool:
         return self._cgroup.oom_kills() > 0
+
+    def complain(self, scribe: Scribe) -> None:
+        """Say in the task's own log what the kernel refused it: `fork` only told it to try again."""
+        refused = 0 if self._complained else self._cgroup.forks_refused()
+        if refused and self.outputs:
+            self._complained = True
+            limit = self.site.pids_max
+            self.outputs[1].say(scribe, f"the task was at its limit of {limit} processes and threads, {refused} times")
 
     def disconnect(self) -> list[Connection]:
         """Closes the task's socket and connections; returns those that were open, for the loop to forget."""

@@ -128,7 +128,7 @@ class Desk:
             file = self._files[path] = RotatingFile(full, bytes_max, files_max)
         lost = self._lost.get(path, 0)
         try:
-            self._data_dir.joinpath(path).parent.mkdir(parents=True, exist_ok=True)
+            self._make(self._data_dir.joinpath(path).parent)
             if lost:
                 file.write(f"\n[virial: {lost} bytes lost, the disk refused them]\n".encode())
                 del self._lost[path]
@@ -141,7 +141,7 @@ class Desk:
         directory = self._data_dir / "tasks" / slot
         new = directory / "status.json.new"
         try:
-            directory.mkdir(parents=True, exist_ok=True)
+            self._make(directory)
             with new.open("wb") as file:
                 file.write(body)
                 if durable:
@@ -155,6 +155,12 @@ class Desk:
                 self._files.pop(path).close()
                 self._lost.pop(path, None)
             self._prune()
+
+    def _make(self, directory: Path) -> None:
+        """Raises OSError. A data directory that somebody deleted is not made again: another agent may want the name."""
+        if not self._data_dir.is_dir():
+            raise FileNotFoundError(f"{self._data_dir} is gone")
+        directory.mkdir(parents=True, exist_ok=True)
 
     def _prune(self) -> None:
         aged: list[tuple[int, Path]] = []

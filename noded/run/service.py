@@ -73,6 +73,7 @@ class Service:
         boot_id: str,
         leftovers: list[Leftover],
         on_request: Callable[[Service, Connection, JsonObject], None],
+        deserted: Callable[[], bool],
     ) -> None:
         self.site = site
         self.table = table
@@ -90,6 +91,7 @@ class Service:
         self._stuck = {leftover.status.slot: leftover for leftover in leftovers}
         self._stuck_look_ns = 0
         self._on_request = on_request
+        self._deserted = deserted
         self._reactor = Reactor()
         self._control: set[Connection] = set()
         self._paused: set[str] = set()
@@ -101,7 +103,7 @@ class Service:
     # -- the loop
 
     def run(self) -> None:
-        """Until a shutdown has emptied every slot."""
+        """Until a shutdown, or the end of the data directory, has emptied every slot."""
         while not self._stopped():
             ready = self._reactor.wait(self._timeout_seconds())
             # Deadlines first: after a suspend the sockets are full of reports of tasks that had lost their lease.
@@ -111,7 +113,7 @@ class Service:
                 self.tick()
             self._look_at_killed()
             self._housekeep()
-            if self.stop_asked and self.stop_at_ns is None:
+            if self.stop_at_ns is None and (self.stop_asked or self._deserted()):
                 self.begin_stop(STOP_GRACE_MS_MAX)
         for done in self.on_stopped:
             with contextlib.suppress(Closed):
@@ -324,6 +326,7 @@ class Service:
             self._fail_prepare(slot_id, slots.Refused(Refusal.PREPARE_FAILED, f"{slot_id}: {message}"))
             return
         self._drain(runner)
+        runner.complain(self._scribe)
         tail = runner.outputs[1].tail if runner.outputs else ""
         ended = Outcome(outcome.code, outcome.signal, outcome.oom, outcome.failure, tail)
         self.act(self.table.ended(slot_id, ended, boottime_ns()))

@@ -54,6 +54,11 @@ def mark_of(world: World) -> str:
     return hashlib.sha256(os.fsencode(world.data_dir)).hexdigest()[:16]
 
 
+def groups_of(world: World, below: str = "") -> list[Path]:
+    """Its guardian's groups in every hierarchy, or a file in them."""
+    return sorted(Path("/sys/fs/cgroup").rglob(f"virial-{mark_of(world)}/{below}".rstrip("/")))
+
+
 def remove_groups(world: World) -> None:
     """What a killed guardian left under /sys/fs/cgroup."""
     places = find_places(Path("/sys/fs/cgroup"), Path("/proc/self/cgroup").read_text(), f"virial-{mark_of(world)}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
@@ -17,6 +18,7 @@ from tests.integration.guardian_support import (
     alive,
     ask,
     command_line,
+    groups_of,
     new_world,
     now_ns,
     start_by_hand,
@@ -233,3 +235,34 @@ async def test_sigterm_to_the_guardian_stops_tasks_with_their_grace(world: World
     await until(lambda: not alive(pid), "the guardian ends")
     assert world.log("j.1.0") == "ready\nsaved\n"
     assert world.status("j.1.0")["exit"]["reason"] == "STOPPED"
+
+
+async def test_a_guardian_whose_data_directory_was_deleted_ends_with_its_tasks(world: World) -> None:
+    noded = await world.noded()
+    status = await noded.run(["sleep", "1000"])
+    guardian = world.guardian_pid
+    await noded.client.close()  # noded would start another
+    shutil.rmtree(world.data_dir)
+    await until(lambda: not alive(guardian), "the guardian has ended")
+    assert status.pid is not None
+    assert not alive(status.pid)
+    assert not world.data_dir.exists()
+    world.data_dir.mkdir()
+
+
+async def test_groups_of_a_killed_guardian_are_removed_by_another_ones_start(world: World) -> None:
+    noded = await world.noded()
+    await noded.run(["sleep", "1000"])
+    killed = world.guardian_pid
+    groups = groups_of(world)
+    if not groups:
+        pytest.skip("no writable cgroups on this host")
+    async with new_world(world.fencing) as other:
+        await other.noded()
+        assert all(group.exists() for group in groups), "of one that lives"
+    await noded.client.close()
+    os.kill(killed, signal.SIGKILL)
+    await until(lambda: not alive(killed), "the guardian is killed")
+    async with new_world(world.fencing) as third:
+        await third.noded()
+        assert not [group for group in groups if group.exists()]

@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 
 from noded.run import runner
+from noded.run.cgroup import PIDS_MAX
 from noded.run.client import GuardianRefused
 from noded.run.protocol import LINE_BYTES_MAX, ExitReason, Refusal
-from tests.integration.guardian_support import PYTHON, TaskChannel, World, ask, new_world, until
+from tests.integration.guardian_support import PYTHON, TaskChannel, World, ask, groups_of, new_world, until
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 
@@ -233,6 +234,33 @@ async def test_out_of_memory_is_told_apart(world: World) -> None:
     if end.reason is ExitReason.EXITED:
         pytest.skip("no writable memory controller on this host")
     assert (end.reason, end.signal) == (ExitReason.OOM, 9)
+
+
+FORKS = """
+import os, sys, time
+for _ in range(200):
+    try:
+        if os.fork() == 0:
+            time.sleep(600)
+    except BlockingIOError as error:
+        sys.exit(f"fork: {error.strerror}")
+"""
+
+
+async def test_a_fork_bomb_meets_a_limit_and_is_told(world: World) -> None:
+    noded = await world.noded()
+    await noded.client.prepare(ask([PYTHON, "-I", "-S", "-c", FORKS]))
+    limits = [path for path in groups_of(world, "j.1.0/pids.max") if path.read_text().strip() != "max"]
+    if not limits:
+        pytest.skip("no writable pids controller on this host")
+    assert 0 < int(limits[0].read_text()) <= PIDS_MAX
+    limits[0].write_text("20")
+    await noded.client.start("j.1.0", ask([]).token, {})
+    end = (await noded.exit_of("j.1.0")).exit
+    assert end.code == 1
+    assert "fork: " in end.stderr_tail
+    assert "was at its limit of" in end.stderr_tail
+    await until(lambda: "was at its limit of" in world.log("j.1.0", "stderr"), "the log says it too")
 
 
 # -- calls

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from noded.run import procs
-from noded.run.cgroup import Cgroup, Places, find_places, sweep
+from noded.run.cgroup import PIDS_MAX, Cgroup, Places, find_places, pids_max, sweep
 
 
 def made(root: Path, files: dict[str, str]) -> Path:
@@ -26,7 +26,7 @@ def group_files(path: Path, *names: str) -> None:
 
 
 V2_SELF = "0::/virial.scope\n"
-V1_SELF = "5:freezer:/a\n4:memory:/b\n1:cpu,cpuacct:/c\n1:name=systemd:/\n"
+V1_SELF = "6:pids:/d\n5:freezer:/a\n4:memory:/b\n1:cpu,cpuacct:/c\n1:name=systemd:/\n"
 HYBRID_SELF = "6:freezer:/\n4:memory:/api\n1:cpu:/\n0::/\n"
 
 
@@ -34,15 +34,17 @@ def test_v2_with_delegated_controllers(tmp_path: Path) -> None:
     made(tmp_path, {"cgroup.controllers": "cpu memory", "virial.scope/cgroup.subtree_control": "cpu memory\n"})
     places = find_places(tmp_path, V2_SELF, "virial-x")
     base = tmp_path / "virial.scope" / "virial-x"
-    assert places == Places(unified=base, unified_limits=True)
-    assert (base / "cgroup.subtree_control").read_text() == "+memory +cpu"
+    assert places == Places(unified=base, unified_limits=True, unified_pids=True)
+    # On a real one each write adds.
+    assert (base / "cgroup.subtree_control").read_text() == "+pids"
     group = Cgroup(places, "j.1.0")
-    group.create(1500, 1 << 30)
+    group.create(1500, 1 << 30, 4096)
     slot = base / "j.1.0"
     assert group.procs == [str(slot / "cgroup.procs")]
     assert (slot / "memory.max").read_text() == str(1 << 30)
     assert (slot / "memory.oom.group").read_text() == "1"
     assert (slot / "cpu.max").read_text() == "150000 100000"
+    assert (slot / "pids.max").read_text() == "4096"
 
 
 def test_v2_alone_in_a_scope_makes_room_for_controllers(tmp_path: Path) -> None:
@@ -84,14 +86,21 @@ def test_v2_shared_with_others_is_left_as_it_is(tmp_path: Path) -> None:
 
 
 def test_v1_kills_by_freezer_and_limits_by_its_controllers(tmp_path: Path) -> None:
-    for name in ("freezer/a", "memory/b", "cpu/c"):
+    for name in ("freezer/a", "memory/b", "cpu/c", "pids/d"):
         (tmp_path / name).mkdir(parents=True)
     places = find_places(tmp_path, V1_SELF, "virial-x")
     assert places == Places(
-        freezer=tmp_path / "freezer/a/virial-x", memory=tmp_path / "memory/b/virial-x", cpu=tmp_path / "cpu/c/virial-x"
+        freezer=tmp_path / "freezer/a/virial-x",
+        memory=tmp_path / "memory/b/virial-x",
+        cpu=tmp_path / "cpu/c/virial-x",
+        pids=tmp_path / "pids/d/virial-x",
     )
     group = Cgroup(places, "j.1.0")
-    group.create(500, 4096)
+    group.create(500, 4096, 77)
+    assert (tmp_path / "pids/d/virial-x/j.1.0/pids.max").read_text() == "77"
+    assert str(tmp_path / "pids/d/virial-x/j.1.0/cgroup.procs") in group.procs
+    made(tmp_path, {"pids/d/virial-x/j.1.0/pids.events": "max 3\n"})
+    assert group.forks_refused() == 3
     assert (tmp_path / "memory/b/virial-x/j.1.0/memory.limit_in_bytes").read_text() == "4096"
     assert (tmp_path / "cpu/c/virial-x/j.1.0/cpu.cfs_quota_us").read_text() == "50000"
 
@@ -194,3 +203,17 @@ def test_a_pidfd_is_only_of_the_process_that_was_meant() -> None:
     assert procs.open_pidfd(own.pid, own.start_ticks + 1) is None
     assert procs.open_pidfd(own.pid, parents=(own.pid,)) is None
     assert procs.open_pidfd(2**22 + 5) is None
+
+
+@pytest.mark.parametrize(("kernel", "most"), [("4194304\n", PIDS_MAX), ("32768\n", 8192), ("", PIDS_MAX)])
+def test_a_slot_never_gets_all_the_numbers_the_kernel_has(kernel: str, most: int) -> None:
+    assert pids_max(kernel) == most
+
+
+def test_a_process_is_known_again_and_another_with_its_number_is_not() -> None:
+    own = procs.identity()
+    namespace, pid, ticks = own.split()
+    assert procs.may_live(own)
+    assert not procs.may_live(f"{namespace} {pid} {int(ticks) + 1}")
+    assert procs.may_live(f"{int(namespace) + 1} {pid} {int(ticks) + 1}"), "of another namespace nobody can tell"
+    assert procs.may_live("")

@@ -390,8 +390,8 @@ def _state_of(leader: LeaderPort) -> State:
         return State()
 
 
-def etcd_store(config: Config) -> EtcdStore:
-    """Not opened. `config` was validated."""
+def etcd_store(config: Config, *, beside: bool = False) -> EtcdStore:
+    """Not opened. `config` was validated. `beside`: a controller may have the data directory locked meanwhile."""
     store = config.store
     tls = None
     if store.ca is not None and store.certificate is not None and store.key is not None:
@@ -400,7 +400,7 @@ def etcd_store(config: Config) -> EtcdStore:
     return EtcdStore(
         lambda: GrpcWire(endpoints, tls),
         rng=random.SystemRandom(),
-        directory=Path(config.data_dir),
+        directory=None if beside else Path(config.data_dir),
         prefix=store.prefix,
         size_bytes_max=store.size_max_bytes,
         times=EtcdTimes(open=store.open_timeout_ns / NS_PER_SECOND),

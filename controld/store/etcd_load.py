@@ -7,7 +7,7 @@ from controld.store.etcd_keys import read_history
 from controld.store.etcd_session import Session
 from controld.store.etcd_txn import Office, stored_record
 from controld.store.etcd_wire import LOCAL_RANGE, TXN
-from controld.store.port import Loaded, StoreCorruptError, StoredRecord
+from controld.store.port import Loaded, StoredRecord, StoreRestoringError
 from virialpb.etcd.v1 import etcd_pb2 as pb
 
 PAGE = 5_000  # of records of 500 bytes: 3 MB an answer
@@ -36,7 +36,7 @@ def settled(kv: pb.KeyValue | None) -> int:
     """The history counter. Raises StoreCorruptError where a restore was cut short, or the key is gone."""
     history, restoring = read_history(etcd_txn.required(kv).value)
     if restoring:
-        raise StoreCorruptError("etcd: a restore is under way or was cut short; run `controld restore` to its end")
+        raise StoreRestoringError("etcd: a restore is under way or was cut short; run `controld restore` to its end")
     return history
 
 

@@ -156,6 +156,10 @@ class StoreCorruptError(StoreError):
     reason = Reason.INVARIANT_BROKEN
 
 
+class StoreRestoringError(StoreCorruptError):
+    """A restore is under way or was cut short: run to its end, it makes the store whole."""
+
+
 class StoreClosedError(StoreError):
     """The handle was closed, by its owner; whoever still waits on it is told."""
 

@@ -10,6 +10,10 @@ from pathlib import Path
 from controld.store import sqlite_db, sqlite_file
 from controld.store.port import StoreCorruptError
 
+# Beside the database, while it is taken into another store, and afterwards.
+IMPORTING = ".importing"
+IMPORTED = ".imported"
+
 
 def write(path: Path, target: Path) -> None:
     """A whole and checked copy of the database `path`, as of one moment, under `target`. Writers are not held up.
@@ -21,6 +25,33 @@ def write(path: Path, target: Path) -> None:
     with sqlite_file.new_file(target) as partial:
         _copy(path, partial)
         sqlite_file.check(partial)
+
+
+def stage_import(path: Path) -> Path:
+    """A whole copy of the database `path`, which nobody has open, to be taken into another store; the database itself
+    is set aside, so that no controller begins from it again. After a crash the copy of the first attempt is found.
+
+    Raises FileNotFoundError where there is neither, OSError, StoreCorruptError, StorageFullError.
+    """
+    staged = path.with_name(path.name + IMPORTING)
+    if path.exists():
+        sqlite_file.check(path)
+        with sqlite_file.new_file(staged) as partial:
+            _copy(path, partial)
+            sqlite_file.check(partial)
+        sqlite_file.set_aside(path)
+        sqlite_file.sync(path.parent)
+    elif not staged.exists():
+        raise FileNotFoundError(errno.ENOENT, "there is no SQLite store of a controller here", str(path))
+    return staged
+
+
+def end_import(path: Path) -> Path:
+    """What was staged is in the other store: keep it under another name."""
+    done = path.with_name(path.name + IMPORTED)
+    path.with_name(path.name + IMPORTING).replace(done)
+    sqlite_file.sync(path.parent)
+    return done
 
 
 def install(path: Path, backup: Path) -> None:

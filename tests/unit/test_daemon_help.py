@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from controld import __main__ as controld
+from controld import options as controld
 from controld.config import Config
 from noded import flags as noded
 from noded.config import NodedConfig

@@ -49,7 +49,8 @@ class Rack:
             with suppress(VirialError, WireError):
                 statuses = [await wire.call(STATUS, pb.StatusRequest(), 1.0) for wire in self.wires]
                 status = await self.client.get_status()
-                said = [problem for problem in status.problems if "does not listen" in problem]
+                addresses = self.cluster.address.split(",")
+                said = [problem for problem in status.problems if any(one in problem for one in addresses)]
                 level = max(s.raft_index for s in statuses) - min(s.raft_applied_index for s in statuses) < 100
                 if len({s.leader for s in statuses} - {0}) == 1 and level and not said:
                     return int(status.leader.rpartition("-")[2])

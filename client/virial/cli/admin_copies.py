@@ -164,17 +164,13 @@ def _steps(pairs: list[tuple[str, str]]) -> list[tuple[str, str, tuple[str, ...]
     addresses = ",".join(f"{host}:{PORT}" for _, host in pairs)
     first, host = pairs[0]
     files = "--peer-ca ca.pem --peer-certificate {name}.pem --peer-key {name}.key"
+    settings = f"--store-kind etcd --store-member-dir {DIRECTORY}/member --data-dir {DIRECTORY}/controld"
     steps: list[tuple[str, str, tuple[str, ...]]] = [
         (
             "where your certificates are made",
-            "one for each controller (unless they have one already)",
+            "one for each controller, unless it has one already",
             tuple(f"virial admin certs issue controller {name} --host {name} --host {host}" for name, host in pairs),
-        ),
-        (
-            f"{host} ({first})",
-            "keep a copy of the state, then stop the controller; agents go on by themselves until their leases end",
-            ("virial admin backup before-growing.db", "systemctl stop controld"),
-        ),
+        )
     ]
     steps += [
         (
@@ -187,22 +183,19 @@ def _steps(pairs: list[tuple[str, str]]) -> list[tuple[str, str, tuple[str, ...]
     steps.append(
         (
             f"{host} ({first})",
-            "move the state",
-            (f"virial admin grow --import --data-dir {DIRECTORY}/controld --member-dir {DIRECTORY}/member",),
-        )
-    )
-    steps += [
-        (
-            f"{h} ({name})",
-            "start the controller, with these settings in its configuration",
+            "keep a copy of the state, stop the controller, move the state. Until the next step nothing is decided; "
+            "tasks run on until their leases end",
             (
-                f"controld --identity {name} --listen {h}:{PORT} --peers {addresses} "
-                f"--store-kind etcd --store-member-dir {DIRECTORY}/member --data-dir {DIRECTORY}/controld "
-                f"--tls-certificate {name}.pem --tls-key {name}.key --tls-client-ca ca.pem",
+                "virial admin backup before-growing.db",
+                "systemctl stop controld",
+                f"virial admin grow --import --data-dir {DIRECTORY}/controld --member-dir {DIRECTORY}/member",
             ),
         )
-        for name, h in pairs
-    ]
+    )
+    for name, h in pairs:
+        tls = f"--tls-certificate {name}.pem --tls-key {name}.key --tls-client-ca ca.pem"
+        start = f"controld --identity {name} --listen {h}:{PORT} --peers {addresses} {settings} {tls}"
+        steps.append((f"{h} ({name})", "start the controller, with these settings", (start,)))
     steps.append(
         (
             "every node",

@@ -8,18 +8,22 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from controld.core.agent import Beat, BeatAck, Go, Order, Prepare, Release, SlotState, SlotStatus, Stop, Welcome
-from controld.core.ids import NO_EPOCH, Epoch, NodeUid, SlotId
-from controld.core.model import Inventory, TaskExit
+from controld.core.ids import NO_EPOCH, Epoch, JobId, NodeUid, SlotId
+from controld.core.model import Inventory, JobState, Liveness, TaskExit
+from controld.core.spec import SECOND_NS
 from controld.replica.errors import OverloadedError, SessionClosedError, SessionRefusedError
 from controld.replica.session import NodeSession
 from controld.store.port import StoreError
 from tests.support_core import incarnation
 from tests.support_election import Cluster, Member
-from tests.support_replica import hello
+from tests.support_replica import hello, quick
 from virialpb.reasons import ExitReason
 
 DRIFT: Final = 0.99
 KILL_BUDGET_S: Final = 1.0
+FENCE_S: Final = 20.0
+SUSPECT_S: Final = 6.0
+"""The latest that a silence becomes suspicion."""
 
 
 @dataclass
@@ -134,3 +138,48 @@ class Agent:
     def _become(self, slot: SlotId, state: SlotState) -> None:
         if slot in self.slots:
             self.slots[slot] = replace(self.slots[slot], state=state)
+
+
+def now_s() -> float:
+    return asyncio.get_running_loop().time()
+
+
+async def cluster_with(*names: str, fence_s: float = FENCE_S) -> tuple[Cluster, list[Agent]]:
+    """Three controllers, and agents that have each been acknowledged."""
+    base = quick()
+    limits = replace(base.limits, session_fence_after_ns=int(fence_s * SECOND_NS))
+    cluster = Cluster(settings=replace(base, limits=limits))
+    try:
+        await cluster.start()
+        agents = [Agent(cluster, name, fence_s).start() for name in names]
+        await cluster.until(lambda: all(a.renewed_s is not None for a in agents) or None)
+        await cluster.settled()
+    except TimeoutError as error:
+        raise RuntimeError("no defect: the cluster did not come up") from error
+    return cluster, agents
+
+
+async def end(cluster: Cluster, agents: list[Agent]) -> None:
+    for agent in agents:
+        await agent.stop()
+    await cluster.stop()
+
+
+def events(member: Member) -> list[str]:
+    assert member.replica is not None
+    return [event.kind for event in member.replica.state.events.values()]
+
+
+def liveness(member: Member, agent: Agent) -> Liveness:
+    assert member.replica is not None
+    return member.replica.state.nodes[agent.uid].liveness
+
+
+def job_state(member: Member) -> JobState:
+    assert member.replica is not None
+    return member.replica.state.jobs[JobId("train-1")].state
+
+
+def job_generation(member: Member) -> int:
+    assert member.replica is not None
+    return member.replica.state.jobs[JobId("train-1")].generation

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 
@@ -22,53 +21,16 @@ from controld.replica.standby import Standby
 from controld.store import guard
 from noded.core import messages as m
 from noded.core.epochs import Admission, LeaderEpoch
-from tests.support_agents import Agent
+from tests.support_agents import FENCE_S, SUSPECT_S, cluster_with, end, events, job_state, liveness, now_s
 from tests.support_core import spec
 from tests.support_election import Cluster, Member, submit
-from tests.support_replica import quick, run
+from tests.support_replica import run
 from tests.support_rows import Defect, Rows, each_defect, each_row
 from tests.unit.noded_builders import SLOT, START, TOKEN, order, running, silent, state
 from virialpb.reasons import StopReason
 
 Patch = pytest.MonkeyPatch
-FENCE_S = 20.0
 GRACE_S = 1.0
-SUSPECT_S = 6.0  # the latest that a silence becomes suspicion
-
-
-def now_s() -> float:
-    return asyncio.get_running_loop().time()
-
-
-async def cluster_with(*names: str, fence_s: float = FENCE_S) -> tuple[Cluster, list[Agent]]:
-    """Three controllers, and agents that have each been acknowledged."""
-    base = quick()
-    limits = replace(base.limits, session_fence_after_ns=int(fence_s * SECOND_NS))
-    cluster = Cluster(settings=replace(base, limits=limits))
-    try:
-        await cluster.start()
-        agents = [Agent(cluster, name, fence_s).start() for name in names]
-        await cluster.until(lambda: all(a.renewed_s is not None for a in agents) or None)
-        await cluster.settled()
-    except TimeoutError as error:
-        raise RuntimeError("no defect: the cluster did not come up") from error
-    return cluster, agents
-
-
-async def end(cluster: Cluster, agents: list[Agent]) -> None:
-    for agent in agents:
-        await agent.stop()
-    await cluster.stop()
-
-
-def events(member: Member) -> list[str]:
-    assert member.replica is not None
-    return [event.kind for event in member.replica.state.events.values()]
-
-
-def liveness(member: Member, agent: Agent) -> Liveness:
-    assert member.replica is not None
-    return member.replica.state.nodes[agent.uid].liveness
 
 
 # C6: a leader stuck on a slow disk counted leases down and revoked all of them when it came back.
@@ -282,11 +244,6 @@ def every_running_task_is_adopted_or_stopped() -> None:
         await end(cluster, agents)
 
     run(main)
-
-
-def job_state(member: Member) -> JobState:
-    assert member.replica is not None
-    return member.replica.state.jobs[JobId("train-1")].state
 
 
 def forgets_what_it_did_not_start(patch: Patch) -> None:

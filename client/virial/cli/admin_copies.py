@@ -183,8 +183,7 @@ def _steps(pairs: list[tuple[str, str]]) -> list[tuple[str, str, tuple[str, ...]
     steps.append(
         (
             f"{host} ({first})",
-            "keep a copy of the state, stop the controller, move the state. Until the next step nothing is decided; "
-            "tasks run on until their leases end",
+            "keep a copy of the state, stop the controller, move the state (tasks run on until their leases end)",
             (
                 "virial admin backup before-growing.db",
                 "systemctl stop controld",

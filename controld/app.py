@@ -11,10 +11,9 @@ import signal
 import socket
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
-
-import grpc
 
 from controld.clock import SystemClock
 from controld.config import Config, StoreKind, is_loopback
@@ -34,11 +33,13 @@ from controld.replica.settings import LeaderSettings
 from controld.service.address import AddressError, check_address
 from controld.service.backend import Backend, LeaderPort
 from controld.service.event_log import write_events
+from controld.service.gate import CertificateGate, Gate, OpenGate
 from controld.service.metrics import Metrics
 from controld.service.metrics_http import MetricsServer
 from controld.service.peers import GrpcPeers
-from controld.service.server import METHODS, ApiServer, Tls
+from controld.service.server import METHODS, ApiServer
 from controld.service.telemetry import LogName, StructLog
+from controld.service.tls import ServerTls
 from controld.store.etcd import EtcdStore
 from controld.store.etcd_client import ClientTls, GrpcWire
 from controld.store.etcd_endpoint import parse_endpoint
@@ -54,6 +55,7 @@ from controld.store.port import (
     StoreUnavailableError,
 )
 from controld.store.sqlite import SqliteStore
+from virialpb.tlsfiles import TlsFilesError
 
 NS_PER_MS: Final = 1_000_000
 NS_PER_SECOND: Final = 1_000_000_000
@@ -139,6 +141,7 @@ class App:
         forget_ports(Path(config.data_dir))
         # Before it leads: a start that is bound to fail shall not depose anyone.
         check_addresses(config)
+        tls = self._load_tls()
         metrics = Metrics(METHODS)
         planner = self._planner
         if planner is None:
@@ -150,7 +153,7 @@ class App:
             parts = _Parts(SystemClock(), random.SystemRandom(), planner, settings, identity, metrics)
             leader: LeaderPort
             if config.peers:
-                leader = self._replica = self._one_of_several(store, parts)
+                leader = self._replica = self._one_of_several(store, parts, tls)
             else:
                 leader = await self._alone(store, parts)
         except StoreError as error:
@@ -179,8 +182,8 @@ class App:
             admin=operated.admin,
         )
         make_id = lambda: f"c-{parts.rng.getrandbits(96):024x}"  # noqa: E731
-        server = ApiServer(backend, log=self._log, metrics=metrics, make_id=make_id)
-        ports = await self._listen(server, MetricsServer(metrics.registry))
+        server = ApiServer(backend, log=self._log, metrics=metrics, make_id=make_id, gate=gate_of(tls))
+        ports = await self._listen(server, MetricsServer(metrics.registry), tls)
         if self._replica is not None:
             await self._replica.start()
             if operated.care is not None:
@@ -214,15 +217,16 @@ class App:
         self._log_events(self._leader)
         return self._leader
 
-    def _one_of_several(self, store: Store, parts: _Parts) -> Replica:
+    def _one_of_several(self, store: Store, parts: _Parts, tls: ServerTls | None) -> Replica:
         """Not started: it serves before it leads. Raises StartError."""
         config = self._config
         if not isinstance(store, EtcdStore | MemoryStore):
             raise StartError("peers: several controllers need a store that they share: store.kind etcd", EXIT_CONFIG)
-        try:
-            peers = self._peers = GrpcPeers(config.address, _peer_credentials(config))
-        except OSError as error:
-            raise StartError(f"cannot use the TLS files: {error}", EXIT_CONFIG) from error
+        # Controllers show each other the certificates that they serve with.
+        shown = tls.content if tls is not None and tls.asks else None
+        peers = self._peers = GrpcPeers(config.address, shown)
+        if tls is not None and tls.asks:
+            tls.on_change.append(peers.renew)
         self._stack.push_async_callback(peers.close)
         election = config.election
         return Replica(
@@ -294,18 +298,28 @@ class App:
         self._stack.push_async_callback(store.close)
         return store
 
-    async def _listen(self, server: ApiServer, metrics_server: MetricsServer) -> Ports:
+    def _load_tls(self) -> ServerTls | None:
+        """Raises StartError."""
+        files = self._config.tls
+        if files.certificate is None or files.key is None:
+            return None
+        tls = ServerTls(certificate=files.certificate, key=files.key, client_ca=files.client_ca, log=self._log)
+        try:
+            tls.load()
+        except TlsFilesError as error:
+            raise StartError(f"cannot use the TLS files: {error}", EXIT_CONFIG) from error
+        self._stack.callback(asyncio.create_task(tls.watch(), name="TLS files").cancel)
+        return tls
+
+    async def _listen(self, server: ApiServer, metrics_server: MetricsServer, tls: ServerTls | None) -> Ports:
         config = self._config
         host, port = config.grpc_address
-        tls = _tls(config)
         if tls is None and not is_loopback(host):
             self._log(LogName.CONTROLD_INSECURE, listen=config.listen)
         try:
             bound = await server.start(host, port, tls)
         except AddressError as error:
             raise _port_error(error, "--listen") from error
-        except OSError as error:
-            raise StartError(f"cannot use the TLS files: {error}", EXIT_CONFIG) from error
         self._server = server
         ports = Ports(_join(host, bound), await self._serve_metrics(metrics_server))
         directory = Path(config.data_dir)
@@ -440,23 +454,11 @@ def version() -> str:
         return "0+unknown"
 
 
-def _tls(config: Config) -> Tls | None:
-    if config.tls.certificate is None or config.tls.key is None:
-        return None
-    client_ca = Path(config.tls.client_ca) if config.tls.client_ca is not None else None
-    return Tls(Path(config.tls.certificate), Path(config.tls.key), client_ca)
-
-
-def _peer_credentials(config: Config) -> grpc.ChannelCredentials | None:
-    """Controllers show each other the certificates that they serve with. Raises OSError."""
-    tls = _tls(config)
-    if tls is None or tls.client_ca is None:
-        return None
-    return grpc.ssl_channel_credentials(
-        root_certificates=tls.client_ca.read_bytes(),
-        private_key=tls.key.read_bytes(),
-        certificate_chain=tls.certificate.read_bytes(),
-    )
+def gate_of(tls: ServerTls | None) -> Gate:
+    """Callers are known by their certificates, where they are asked for them."""
+    if tls is None or not tls.asks:
+        return OpenGate()
+    return CertificateGate(tls.identity.cluster, tls.authorities, lambda: datetime.now(UTC))
 
 
 def _port_error(error: OSError, flag: str) -> StartError:

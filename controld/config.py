@@ -120,7 +120,7 @@ class KeepConfig:
 @dataclass(frozen=True, slots=True)
 class LogConfig:
     level: str = field(default="info", metadata={"choices": ("debug", "info", "warning", "error")})
-    format: str = field(default="auto", metadata={"choices": ("auto", "json", "console")})
+    format: str = field(default="auto", metadata={"choices": ("auto", "json", "text", "console")})
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +215,13 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+def _local(address: str) -> bool:
+    try:
+        return is_loopback(parse_address(address)[0])
+    except ValueError:
+        return False  # told elsewhere
+
+
 def _addresses(config: Config) -> list[tuple[str, str]]:
     found: list[tuple[str, str]] = []
     known: dict[str, tuple[str, int]] = {}
@@ -248,6 +255,12 @@ def _tls(config: Config) -> list[tuple[str, str]]:
     if (tls.certificate is None) != (tls.key is None):
         missing = "tls.key" if tls.key is None else "tls.certificate"
         found.append((missing, "is missing: a certificate and its key come together"))
+    if tls.certificate is not None and tls.client_ca is None and not config.insecure and not _local(config.listen):
+        text = (
+            "is missing: without it callers are not asked who they are, and whoever reaches "
+            f"{config.listen} may do everything; set it, or say --insecure in a network you trust"
+        )
+        found.append(("tls.client_ca", text))
     if tls.client_ca is not None and tls.certificate is None:
         found.append(("tls.client_ca", "callers can be asked for certificates only over TLS; set tls.certificate"))
     for name, path in (("certificate", tls.certificate), ("key", tls.key), ("client_ca", tls.client_ca)):

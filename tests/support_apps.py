@@ -97,14 +97,16 @@ class Controllers:
 
 
 @asynccontextmanager
-async def controllers(directory: Path, number: int = 3) -> AsyncGenerator[Controllers]:
-    """Started, and one of them leads."""
+async def controllers(
+    directory: Path, number: int = 3, *, configure: Callable[[Config], Config] = lambda config: config
+) -> AsyncGenerator[Controllers]:
+    """Started, and one of them leads. `configure`: what each is to have beside that."""
     disk = MemoryDisk()
     addresses = tuple(f"127.0.0.1:{port}" for port in free_ports(number))
     made: list[Controller] = []
     for index, address in enumerate(addresses):
         base = quick_config(directory / f"c{index}")
-        config = replace(base, listen=address, identity=f"c{index}", peers=addresses)
+        config = configure(replace(base, listen=address, identity=f"c{index}", peers=addresses))
         made.append(Controller(config, disk, io.StringIO(), CutStore(disk)))
     found = Controllers(made)
     try:

@@ -73,6 +73,8 @@ class Hello:
     leader_epoch_seen: Epoch = NO_EPOCH
     version: str = ""
     gone_slots: tuple[SlotId, ...] = ()
+    certified: bool = False
+    """Whether a certificate proves the name."""
 
 
 @dataclass(frozen=True, slots=True)

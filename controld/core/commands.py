@@ -32,8 +32,11 @@ class SubmitJob:
 
 @dataclass(frozen=True, slots=True)
 class CancelJob:
+    """`only_of`: refused for a job of another owner than this one; None: whoever owns it."""
+
     request_id: str
     job: JobId
+    only_of: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +68,8 @@ class DrainNode:
 class AdmitNode:
     """A hello: a new node, a new incarnation of a known one, or the same one again (then nothing changes).
 
-    `gone_slots`: slots of an earlier guardian whose processes the new one saw gone.
+    `gone_slots`: slots of an earlier guardian whose processes the new one saw gone. `certified`: the name was proven
+    by a certificate, which is good for the one node of that name and for no other.
     """
 
     incarnation: Incarnation
@@ -77,6 +81,7 @@ class AdmitNode:
     labels: tuple[tuple[str, str], ...] = ()
     version: str = ""
     gone_slots: tuple[SlotId, ...] = ()
+    certified: bool = False
 
 
 @dataclass(frozen=True, slots=True)

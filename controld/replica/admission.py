@@ -113,6 +113,7 @@ class Admission:
             labels=hello.labels,
             version=hello.version,
             gone_slots=hello.gone_slots,
+            certified=hello.certified,
         )
         try:
             await self._office.writer.offer(command, Source.AGENT)

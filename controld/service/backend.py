@@ -66,9 +66,3 @@ class Backend:
 
     def now(self) -> Now:
         return now(self.clock)
-
-
-def peer_name(context: Context) -> str:
-    """The name in the caller's certificate; empty without mutual TLS."""
-    names = list(context.auth_context().get("x509_common_name", ()))
-    return names[0].decode(errors="replace")[:253] if names else ""

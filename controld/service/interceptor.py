@@ -1,4 +1,5 @@
-"""Around every call: a cause_id, a deadline, a bound on how many run, metrics, a log entry, and errors as statuses.
+"""Around every call: who calls and whether they may, a cause_id, a deadline, a bound on how many run, metrics, a log
+entry, and errors as statuses.
 
 In one place, so that no servicer can forget one of them and no exception reaches a caller unmapped.
 """
@@ -9,6 +10,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
+from datetime import UTC, datetime
 from typing import Any, cast
 
 import grpc
@@ -19,12 +21,14 @@ from controld.core.ids import valid_request_id
 from controld.replica.reading import STALE_READS
 from controld.service.backend import CAUSE_ID, Context
 from controld.service.failures import CallError, details_of
+from controld.service.gate import CALLER, Gate, Peer
 from controld.service.metrics import Metrics
+from controld.service.roles import HEALTH
 from controld.service.telemetry import LogName, StructLog
+from controld.service.tenure import tenure
 from virialpb.errors import ErrorDetails, details_for, trailing_metadata
 from virialpb.reasons import Reason
 
-OURS = "/virialpb.v1."
 CAUSE_HEADER = "virial-cause-id"
 # A read that may be answered by a follower, as of the revision that comes back with it.
 READ_HEADER = "virial-read"
@@ -64,11 +68,13 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         metrics: Metrics,
         make_id: Callable[[], str],
         revision: Callable[[], tuple[int, int]],
+        gate: Gate,
     ) -> None:
         self._log = log
         self._metrics = metrics
         self._make_id = make_id
         self._revision = revision
+        self._gate = gate
         self._unary_open = 0
         self._streams_open = 0
 
@@ -79,7 +85,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
     ) -> grpc.RpcMethodHandler[Any, Any] | None:
         handler = await continuation(handler_call_details)
         method = handler_call_details.method
-        if handler is None or not method.startswith(OURS):
+        if handler is None or method.startswith(HEALTH):
             return handler  # None is answered with UNIMPLEMENTED
         headers = dict(handler_call_details.invocation_metadata or ())
         given = headers.get(CAUSE_HEADER)
@@ -108,6 +114,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             code = grpc.StatusCode.OK
             self._unary_open += 1
             try:
+                self._admit(method, context)
                 if self._unary_open > UNARY_CALLS_MAX:
                     raise CallError(details_for(Reason.OVERLOADED, detail=f"{UNARY_CALLS_MAX} calls are under way"))
                 async with asyncio.timeout(LONG_SECONDS.get(name, UNARY_SECONDS_MAX)):
@@ -145,11 +152,15 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             code = grpc.StatusCode.OK
             self._streams_open += 1
             try:
+                self._admit(method, context)
                 if self._streams_open > STREAMS_MAX:
                     raise CallError(details_for(Reason.OVERLOADED, detail=f"{STREAMS_MAX} streams are open"))
                 # A coroutine that writes, not a generator: what the servicer holds is let go of here, not by the
                 # garbage collector, when the caller has gone.
-                async with aclosing(cast("Any", behaviour(request, context))) as messages:
+                async with (
+                    tenure(lambda: self._gate.admit(method, _peer(context)), _now),
+                    aclosing(cast("Any", behaviour(request, context))) as messages,
+                ):
                     async for message in messages:
                         await context.write(message)
             except asyncio.CancelledError:
@@ -166,6 +177,13 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                 self._leave(name, code, None)
 
         return call
+
+    def _admit(self, method: str, context: Context) -> None:
+        """Raises CallError."""
+        caller = self._gate.admit(method, _peer(context))
+        CALLER.set(caller)
+        if caller.identity is not None:
+            structlog.contextvars.bind_contextvars(caller=caller.identity.uri)
 
     def _enter(self, name: str, cause_id: str, stale: bool) -> None:
         CAUSE_ID.set(cause_id)
@@ -196,3 +214,11 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         )
         self._log(LogName.CALL_REFUSED, reason=str(details.reason), message=details.message)
         await context.abort(named.code, named.message, trailing_metadata(named))
+
+
+def _peer(context: Context) -> Peer:
+    return cast("Peer", context.auth_context())
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)

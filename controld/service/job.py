@@ -12,7 +12,7 @@ from controld.core.outcome import FieldViolation
 from controld.core.validate import validate, validate_job_id
 from controld.reconcile.explain import explain
 from controld.service import log_lookup
-from controld.service.backend import CAUSE_ID, Backend, Context, peer_name
+from controld.service.backend import CAUSE_ID, Backend, Context
 from controld.service.convert import messages as m
 from controld.service.convert.bulk import log_data_to_proto
 from controld.service.convert.common import job_id_from_name, job_name, request_id_from
@@ -22,6 +22,7 @@ from controld.service.convert.replies import cursor_from_proto, jobs_page
 from controld.service.convert.spec import spec_from_proto
 from controld.service.failures import CallError, invalid, not_found
 from controld.service.feeds import JobFeed
+from controld.service.gate import CALLER, check_owner, check_user
 from controld.service.log_reads import LogRead, LogRoutes
 from controld.service.watching import watch
 from virialpb.errors import details_for
@@ -48,13 +49,13 @@ class JobServicer(job_pb2_grpc.JobServiceServicer):
         violations = (*validate_job_id(request.job_id), *in_spec)
         if violations:
             raise invalid(*violations)
+        check_user(spec.task.user)
         if request.validate_only:
             await self._leader.barrier()
             if request.job_id in self._leader.state.jobs:
                 raise CallError(details_for(Reason.ALREADY_EXISTS, subject=job_name(request.job_id)))
             return planned_job(request.job_id, spec)
-        owner = peer_name(context)
-        reply = await self._leader.submit(SubmitJob(request_id, spec, request.job_id, owner))
+        reply = await self._leader.submit(SubmitJob(request_id, spec, request.job_id, CALLER.get().name))
         if JobId(reply.subject) not in self._leader.state.jobs:
             raise not_found(
                 job_name(reply.subject),
@@ -86,7 +87,9 @@ class JobServicer(job_pb2_grpc.JobServiceServicer):
     async def CancelJob(self, request: m.CancelJobRequest, context: Context) -> m.Job:  # noqa: N802
         request_id = request_id_from(request.request_id, CAUSE_ID.get())
         id_ = job_id_from_name(request.name)
-        await self._leader.submit(CancelJob(request_id, id_))
+        caller = CALLER.get()
+        only_of = caller.name if caller.only_own else None
+        await self._leader.submit(CancelJob(request_id, id_, only_of))
         return self._view(id_)
 
     async def WatchJobs(  # noqa: N802
@@ -110,6 +113,7 @@ class JobServicer(job_pb2_grpc.JobServiceServicer):
         stream = log_lookup.stream_from(request.stream)
         await self._leader.barrier()
         job = self._job(id_)
+        check_owner(job.owner, f"the output of {job_name(job.id)}")
         state = self._leader.state
         generation, member = log_lookup.find(job, state, request.rank, request.generation)
         node = log_lookup.node_subject(member, state)

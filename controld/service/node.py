@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import TypeVar
 
-from controld.core.agent import SessionRefused
+from controld.core.agent import Hello, SessionRefused
 from controld.core.ids import Incarnation, NodeUid
 from controld.replica.errors import SessionClosedError, SessionRefusedError
 from controld.replica.session import NodeSession
@@ -24,8 +25,9 @@ from controld.service.convert.bulk import (
     bulk_hello_from_proto,
     bulk_to_proto,
 )
-from controld.service.convert.common import node_name
+from controld.service.convert.common import NODES, node_name
 from controld.service.failures import CallError, invalid_field
+from controld.service.gate import CALLER, check_node
 from controld.service.log_reads import BulkLink, LogRoutes
 from virialpb.errors import details_for
 from virialpb.reasons import Reason
@@ -53,7 +55,7 @@ class NodeServicer(node_pb2_grpc.NodeServiceServicer):
         if first.WhichOneof("message") != "hello":
             raise invalid_field("hello", "must be the first message of a control stream")
         try:
-            session = await self._leader.open_session(hello_from_proto(first.hello))
+            session = await self._leader.open_session(_certified(hello_from_proto(first.hello)))
         except SessionRefusedError as error:
             yield order_to_proto(SessionRefused(error.reason, error.message), self._leader.epoch)
             return
@@ -82,7 +84,9 @@ class NodeServicer(node_pb2_grpc.NodeServiceServicer):
     ) -> AsyncIterator[m.BulkDown]:
         incarnation = bulk_hello_from_proto(await _first(request_iterator))
         session = await self._session(incarnation)
-        link = self._routes.attach(session.uid, node_name(session.uid, self._leader.state))
+        name = node_name(session.uid, self._leader.state)
+        check_node(CALLER.get(), name.removeprefix(NODES))
+        link = self._routes.attach(session.uid, name)
         reader = asyncio.create_task(_read_bulk(request_iterator, session, link), name=f"bulk {session.uid}")
         try:
             while (order := await link.next_order()) is not None:
@@ -110,6 +114,15 @@ class NodeServicer(node_pb2_grpc.NodeServiceServicer):
                 todo="open the control stream first",
             )
             raise CallError(details) from None
+
+
+def _certified(hello: Hello) -> Hello:
+    """Raises CallError where a certificate names another node than the hello does."""
+    caller = CALLER.get()
+    if caller.identity is None:
+        return hello
+    check_node(caller, hello.name)
+    return replace(hello, certified=True)
 
 
 async def _read_control(messages: AsyncIterator[m.ControlUp], session: NodeSession) -> None:

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import errno
-import ssl
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol, cast
 
-import grpc
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
@@ -18,6 +14,7 @@ from controld.service.address import AddressError, check_address
 from controld.service.admin import AdminServicer
 from controld.service.backend import Backend
 from controld.service.cluster import ClusterServicer
+from controld.service.gate import Gate
 from controld.service.interceptor import CallInterceptor
 from controld.service.job import JobServicer
 from controld.service.log_reads import LogRoutes
@@ -25,6 +22,7 @@ from controld.service.metrics import Metrics
 from controld.service.node import NodeServicer
 from controld.service.replica import ReplicaServicer
 from controld.service.telemetry import StructLog
+from controld.service.tls import ServerTls
 from virialpb.v1 import admin_pb2_grpc, cluster_pb2_grpc, job_pb2_grpc, node_pb2_grpc, replica_pb2_grpc
 
 SERVICES = ("virialpb.v1.JobService", "virialpb.v1.ClusterService", "virialpb.v1.NodeService")
@@ -63,28 +61,6 @@ OPTIONS: tuple[tuple[str, int], ...] = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Tls:
-    """Files in PEM. With `client_ca` every caller must show a certificate that it signed."""
-
-    certificate: Path
-    key: Path
-    client_ca: Path | None
-
-    def credentials(self) -> grpc.ServerCredentials:
-        """Raises OSError (ssl.SSLError is one) for files that cannot be read or do not fit together."""
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)  # gRPC would say only that the port cannot be had
-        context.load_cert_chain(self.certificate, self.key)
-        if self.client_ca is not None:
-            context.load_verify_locations(self.client_ca)
-        authority = self.client_ca.read_bytes() if self.client_ca is not None else None
-        return grpc.ssl_server_credentials(
-            [(self.key.read_bytes(), self.certificate.read_bytes())],
-            root_certificates=authority,
-            require_client_auth=authority is not None,
-        )
-
-
 class _Health(Protocol):
     async def set(self, service: str, status: health_pb2.HealthCheckResponse.ServingStatus) -> None: ...
     async def enter_graceful_shutdown(self) -> None: ...
@@ -95,12 +71,14 @@ class ApiServer:
     says who leads, or that it does not know yet.
     """
 
-    def __init__(self, backend: Backend, *, log: StructLog, metrics: Metrics, make_id: Callable[[], str]) -> None:
+    def __init__(
+        self, backend: Backend, *, log: StructLog, metrics: Metrics, make_id: Callable[[], str], gate: Gate
+    ) -> None:
 
         def revision() -> tuple[int, int]:
             return backend.leader.state.history, backend.leader.state.revision
 
-        interceptor = CallInterceptor(log=log, metrics=metrics, make_id=make_id, revision=revision)
+        interceptor = CallInterceptor(log=log, metrics=metrics, make_id=make_id, revision=revision, gate=gate)
         self._server = grpc.aio.server(interceptors=[interceptor], options=OPTIONS)
         routes = LogRoutes()
         job_pb2_grpc.add_JobServiceServicer_to_server(JobServicer(backend, routes), self._server)
@@ -120,8 +98,8 @@ class ApiServer:
         names = (*self._services, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self._server)
 
-    async def start(self, host: str, port: int, tls: Tls | None) -> int:
-        """The port it listens on; 0 takes a free one. Raises AddressError, OSError for a TLS file."""
+    async def start(self, host: str, port: int, tls: ServerTls | None) -> int:
+        """The port it listens on; 0 takes a free one. Raises AddressError."""
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         credentials = tls.credentials() if tls is not None else None
         try:

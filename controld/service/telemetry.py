@@ -22,6 +22,8 @@ class LogName(StrEnum):
     CONTROLD_STOPPING = "controld.stopping"
     CONTROLD_STOPPED = "controld.stopped"
     CONTROLD_INSECURE = "controld.insecure"
+    TLS_LOADED = "tls.loaded"
+    TLS_REFUSED = "tls.refused"
     MEMBER_STARTED = "member.started"
     MEMBER_ENDED = "member.ended"
     MEMBER_DAMAGED = "member.damaged"
@@ -34,6 +36,7 @@ class LogName(StrEnum):
 _WARNINGS = frozenset(
     {
         LogName.CONTROLD_INSECURE,
+        LogName.TLS_REFUSED,
         LogName.MEMBER_ENDED,
         ReplicaLogName.LEADER_LOST,
         ReplicaLogName.LEADER_STALLED,
@@ -93,9 +96,9 @@ class StructLog:
 
 
 def make_log(stream: TextIO | None = None, *, level: str = "info", format_: str = "auto") -> StructLog:
-    """`format_`: json, console, or auto (console where the stream is a terminal)."""
+    """`format_`: json, text (console is another word for it), or auto (text where the stream is a terminal)."""
     out = stream if stream is not None else sys.stderr
-    console = format_ == "console" or (format_ == "auto" and out.isatty())
+    console = format_ in ("text", "console") or (format_ == "auto" and out.isatty())
     processors: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import io
 import json
-import subprocess
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +17,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from controld.app import App, StartError
-from controld.config import TlsConfig
+from controld.config import Config
 from controld.core.commands import Command
 from controld.core.outcome import Reply
 from controld.matching.engine import plan
@@ -27,9 +26,11 @@ from controld.replica.leader import Leader
 from controld.replica.planner import InlinePlanner
 from controld.service.telemetry import make_log
 from controld.store.port import OutcomeUnknownError, StorageFullError
+from tests.support_secure import secure_config
 from tests.support_service import HANG_SECONDS, FakeAgent, Served, failure, job_spec, quick_config, serve
+from tests.support_tls import Operator
 from virialpb.reasons import Reason
-from virialpb.v1 import cluster_pb2, cluster_pb2_grpc, job_pb2
+from virialpb.v1 import job_pb2
 
 SERVICES = (
     "virialpb.v1.AdminService",
@@ -167,28 +168,25 @@ async def test_other_requests_to_the_metrics_port(served: Served, request_: byte
     assert not body or not request_.startswith(b"HEAD")
 
 
-def make_certificates(directory: Path) -> None:
-    """An authority, a server of it, a client of it, by openssl."""
-
-    def openssl(*arguments: str) -> None:
-        subprocess.run(["openssl", *arguments], cwd=directory, check=True, capture_output=True)
-
-    key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
-    openssl("req", "-x509", *key, "-days", "2", "-subj", "/CN=authority", "-keyout", "ca.key", "-out", "ca.pem")
-    for name, subject in (("server", "localhost"), ("client", "alice")):
-        (directory / f"{name}.ext").write_text("subjectAltName=DNS:localhost,IP:127.0.0.1\n")
-        openssl("req", *key, "-subj", f"/CN={subject}", "-keyout", f"{name}.key", "-out", f"{name}.csr")
-        signed = ("-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-days", "2", "-extfile", f"{name}.ext")
-        openssl("x509", "-req", "-in", f"{name}.csr", *signed, "-out", f"{name}.pem")
-
-
-async def test_a_key_of_another_certificate_is_told_before_anyone_connects(tmp_path: Path) -> None:
-    make_certificates(tmp_path)
-    tls = TlsConfig(str(tmp_path / "server.pem"), str(tmp_path / "client.key"), str(tmp_path / "ca.pem"))
-    app = App(replace(quick_config(tmp_path), tls=tls), log=make_log(io.StringIO()), planner=InlinePlanner(plan))
+async def why_it_does_not_start(config: Config) -> str:
+    app = App(config, log=make_log(io.StringIO()), planner=InlinePlanner(plan))
     with pytest.raises(StartError, match="cannot use the TLS files") as caught:
         await app.start()
     assert caught.value.status == 2
+    return str(caught.value)
+
+
+async def test_tls_files_that_cannot_be_used_are_told_before_anyone_connects(tmp_path: Path) -> None:
+    operator = Operator(tmp_path / "certs")
+    own, user = operator.issue("controller", "c1"), operator.issue("user", "alice")
+    config = secure_config(quick_config(tmp_path / "c1"), own)
+    other_key = replace(config.tls, key=str(user.key))
+    assert "do not fit together" in await why_it_does_not_start(replace(config, tls=other_key))
+    no_role = await why_it_does_not_start(secure_config(config, user))
+    assert "spiffe://rack-7/user/alice" in no_role
+    assert "virial admin certs issue controller" in no_role
+    own.ca.write_text("nothing")
+    assert str(own.ca) in await why_it_does_not_start(config)
 
 
 async def test_a_controller_that_lost_its_leadership_ends_with_an_error(tmp_path: Path) -> None:
@@ -208,22 +206,3 @@ async def test_committed_events_are_in_the_log(served: Served) -> None:
     (entry,) = [entry for entry in entries if entry["event"] == "job.submitted"]
     assert (entry["job"], entry["ranks"], entry["level"]) == ("train-1", 1, "info")
     assert "revision" in entry
-
-
-async def test_mutual_tls_knows_the_caller_and_refuses_strangers(tmp_path: Path) -> None:
-    make_certificates(tmp_path)
-    tls = TlsConfig(str(tmp_path / "server.pem"), str(tmp_path / "server.key"), str(tmp_path / "ca.pem"))
-    authority = (tmp_path / "ca.pem").read_bytes()
-    async with serve(tmp_path, replace(quick_config(tmp_path), tls=tls)) as served:
-        known = grpc.ssl_channel_credentials(
-            authority, (tmp_path / "client.key").read_bytes(), (tmp_path / "client.pem").read_bytes()
-        )
-        async with grpc.aio.secure_channel(served.ports.grpc_address, known) as channel:
-            jobs = type(served.jobs)(channel)
-            job = await jobs.SubmitJob(job_pb2.SubmitJobRequest(spec=job_spec()))
-            assert job.owner == "alice"
-        stranger = grpc.ssl_channel_credentials(authority)
-        async with grpc.aio.secure_channel(served.ports.grpc_address, stranger) as channel:
-            cluster: cluster_pb2_grpc.ClusterServiceAsyncStub = cluster_pb2_grpc.ClusterServiceStub(channel)
-            details = await failure(cluster.GetStatus(cluster_pb2.GetStatusRequest()))
-            assert (details.reason, details.code) == (None, grpc.StatusCode.UNAVAILABLE)

@@ -62,6 +62,8 @@ def cancel(state: State, command: CancelJob, now: Now) -> Outcome:
     job = state.jobs.get(command.job)
     if job is None:
         return Refused(Reason.NOT_FOUND, f"jobs/{command.job}")
+    if command.only_of is not None and job.owner != command.only_of:
+        return Refused(Reason.PERMISSION_DENIED, f"jobs/{command.job}", detail=f"owner {job.owner}".rstrip())
     draft = Draft(state)
     requests.remember(draft, command, command.job, now)
     if job.state.ended or job.state is JobState.CANCELLING:

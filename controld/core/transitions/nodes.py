@@ -30,6 +30,9 @@ def admit(state: State, command: AdmitNode, now: Now) -> Outcome:
     draft = Draft(state)
     uid = command.incarnation.node_uid
     known = state.nodes.get(uid)
+    if command.certified and known is not None and known.name != command.name:
+        # A uid is no secret: with it, another node's certificate would take this node's place and its leases.
+        return Refused(Reason.PERMISSION_DENIED, f"nodes/{known.name}", detail=uid)
     namesake = state.node_named(command.name)
     if namesake is not None and namesake.uid != uid:
         # A re-imaged host comes back with another identity. Its old one may go only when it can hold nothing.

@@ -42,7 +42,7 @@ STAGES = (
     Stage("protos-check", (("tools.protos", "--check"), ("tools.unasync_client", "--check"))),
     Stage("unit", tests=("unit", "property", "golden", "typing"), workers=2),
     Stage("sim", (("tests.sim", "--seeds", str(SIM_SEEDS)),), tests=("sim",)),
-    Stage("integration", tests=("integration", "chaos", "demo", "acceptance")),
+    Stage("integration", tests=("integration", "chaos", "demo", "acceptance", "compose")),
     Stage("rows", (("tests.rows", REPORTS),)),
 )
 

@@ -1,7 +1,7 @@
 """Is the process in this container well? For HEALTHCHECK: exit status 0 or 1, and one line that says why.
 
-    health.py http PORT      a daemon whose loop answers for its metrics on 127.0.0.1:PORT
-    health.py member PATH    an etcd behind the unix socket PATH that knows a leader, so is part of a majority
+health.py http PORT      a daemon whose loop answers for its metrics on 127.0.0.1:PORT
+health.py member PATH    an etcd behind the unix socket PATH that knows a leader, so is part of a majority
 """
 
 import http.client

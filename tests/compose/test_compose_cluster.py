@@ -25,9 +25,9 @@ BUILD_SECONDS = 1_800.0
 DOCKER = os.environ.get("DOCKER", "docker")
 DAEMONS = [*(f"controld-{i}" for i in range(3)), *(f"member-{i}" for i in range(3)), *(f"node-{i}" for i in range(4))]
 # Long enough to be under way when the leader is killed.
-LONG_JOB = 'task.command=[python3, examples/train.py, --steps, "2000", --checkpoint-every, "100"]'
+LONG_JOB = 'task.command=[python3, examples/train.py, --steps, "8000", --checkpoint-every, "200"]'
 # The task's last step, whatever it was set to.
-STEPS = 2_000
+STEPS = 8_000
 
 pytestmark = [
     pytest.mark.skipif(os.environ.get("VIRIAL_DOCKER") != "1", reason="VIRIAL_DOCKER=1 starts containers"),

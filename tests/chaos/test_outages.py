@@ -176,6 +176,7 @@ def test_agents_of_a_store_that_was_lost_join_the_one_that_takes_its_place() -> 
         r.until_running(job, ranks=2)
         r.kill(r.controller)
         shutil.rmtree(r.controller.data_dir)
+        r.controller.had_state = False  # an operator's decision: a supervisor would not start it over nothing
         r.restart()
         until(lambda: not r.pids(job), "the ranks of the lost store end with their leases")
         r.until_ready()

@@ -42,7 +42,7 @@ async def log_of(fake: FakeController, slot: str, **fields: object) -> bytes:
     request = node_pb2.LogRequest(request_id=9, slot=slot, stream="stdout", **fields)  # type: ignore[arg-type]
     fake.bulk.put_nowait(node_pb2.BulkDown(log_request=request))
     await fake.until(lambda: any(chunk.end for chunk in fake.chunks), "end of the log")
-    assert not fake.chunks[-1].error
+    assert not fake.chunks[-1].error, fake.chunks[-1].error
     return b"".join(chunk.data for chunk in fake.chunks)
 
 
@@ -167,7 +167,8 @@ print("two", flush=True)
     async with controller() as fake, noded(tmp_path / "n1", [fake.address]):
         await start(fake, python(script))
         following = asyncio.create_task(log_of(fake, "j.1.0", follow=True))
-        await fake.until(lambda: any(chunk.data == b"one\n" for chunk in fake.chunks), "first line")
+        await fake.until(lambda: following.done() or any(c.data == b"one\n" for c in fake.chunks), "first line")
+        assert not following.done(), fake.chunks
         gate.touch()
         assert await following == b"one\ntwo\n"
         assert await log_of(fake, "j.1.0", tail_bytes=3) == b"wo\n"

@@ -32,7 +32,7 @@ class Stage:
     name: str
     commands: tuple[tuple[str, ...], ...] = ()  # modules with their arguments, for this Python's -m
     tests: tuple[str, ...] = ()  # folders under tests/, run by pytest
-    workers: int = 0  # pytest-xdist processes; 0 for tests that start processes of their own
+    workers: int = 0  # pytest-xdist processes, each with whole files, which share fixtures such as an etcd
 
 
 STAGES = (
@@ -72,7 +72,7 @@ def commands_of(stage: Stage, report: Path) -> list[list[str]]:
         for command in stage.commands
     ]
     if folders := [f"tests/{folder}" for folder in stage.tests if any((ROOT / "tests" / folder).rglob("test_*.py"))]:
-        workers = ["-n", str(stage.workers)] if stage.workers else []
+        workers = ["-n", str(stage.workers), "--dist", "loadfile"] if stage.workers else []
         commands.append([sys.executable, "-m", "pytest", "-q", *workers, f"--junitxml={report}", *folders])
     return commands
 

@@ -38,6 +38,7 @@ from noded.link.bulk import BulkLink, Target
 from noded.link.control import ControlLink
 from noded.link.logfiles import LogFiles
 from noded.link.stream import Dialer
+from noded.link.tls import read_credentials, watch_credentials
 from noded.logs import LogName, NodeLog
 from noded.metrics import NodeMetrics, serve_metrics
 from noded.readings import ReadingsReport
@@ -45,6 +46,7 @@ from noded.run.client import GuardianClient, GuardianUnavailable
 from noded.worker import Worker, WorkRefused, WorkTimeout
 from virialpb.layered import ConfigError
 from virialpb.rdl import RdlError, parse_document
+from virialpb.tlsfiles import TlsFiles, TlsFilesError
 
 MACHINE_SECONDS: Final = 20.0
 LOOK_SECONDS: Final = 0.25
@@ -143,7 +145,8 @@ class Agent:
             on_handled=self._handled,
         )
         jitter = random.SystemRandom()
-        credentials = credentials_of(config.tls)
+        self._tls = tls_files(config.tls)
+        credentials = None if self._tls is None else credentials_of(self._tls)
         dialer = Dialer(credentials, warm=config.controllers)
         self._control = ControlLink(dialer, config.controllers, jitter, self._driver.post, log)
         self._bulk = BulkLink(
@@ -178,6 +181,8 @@ class Agent:
             asyncio.create_task(self._streams(), name="streams"),
             asyncio.create_task(self._watch(inventory, readings), name="collectors"),
         ]
+        if self._tls is not None:
+            work.append(asyncio.create_task(watch_credentials(self._tls, self._renew, self._log), name="TLS files"))
         stopping = asyncio.create_task(stop.wait(), name="stop")
         try:
             done, _ = await asyncio.wait((stopping, *work), return_when=asyncio.FIRST_COMPLETED)
@@ -198,6 +203,10 @@ class Agent:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._control.run(), name="control")
             group.create_task(self._bulk.run(), name="bulk")
+
+    def _renew(self, credentials: grpc.ChannelCredentials) -> None:
+        self._bulk.renew(credentials)
+        self._control.renew(credentials)
 
     async def _kill_tasks(self) -> None:
         self._driver.post(e.ShutdownRequested(KILL_GRACE_MS))
@@ -271,18 +280,16 @@ def own_version() -> str:
         return "unknown"
 
 
-def credentials_of(tls: TlsConfig) -> grpc.ChannelCredentials | None:
-    """Raises CannotStart naming the file that cannot be read."""
-    if tls.ca is None:
-        return None
+def tls_files(tls: TlsConfig) -> TlsFiles | None:
+    return None if tls.ca is None else TlsFiles(ca=tls.ca, certificate=tls.certificate, key=tls.key)
+
+
+def credentials_of(files: TlsFiles) -> grpc.ChannelCredentials:
+    """Raises CannotStart naming the file that cannot be used."""
     try:
-        return grpc.ssl_channel_credentials(
-            root_certificates=Path(tls.ca).read_bytes(),
-            private_key=None if tls.key is None else Path(tls.key).read_bytes(),
-            certificate_chain=None if tls.certificate is None else Path(tls.certificate).read_bytes(),
-        )
-    except OSError as error:
-        raise CannotStart(f"tls: cannot read {error.filename}: {error.strerror}") from None
+        return read_credentials(files)
+    except TlsFilesError as error:
+        raise CannotStart(f"tls: {error}") from None
 
 
 async def read_machine(config: NodedConfig, worker: Worker) -> Machine:

@@ -41,6 +41,8 @@ class LogName(StrEnum):
     CHECKPOINT_DROP_FAILED = "checkpoint.drop_failed"
     FILE_FAILED = "file.failed"
     COLLECTOR_FAILED = "collector.failed"
+    TLS_LOADED = "tls.loaded"
+    TLS_REFUSED = "tls.refused"
 
 
 class NodeLog:

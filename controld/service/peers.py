@@ -53,6 +53,8 @@ class GrpcPeers:
         self._address = address
         self._credentials = None if tls is None else _credentials(tls)
         self._version = 0
+        self.listens_with = 0
+        """The version of the certificate that the newest pings came over a connection of."""
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._closing: dict[asyncio.Task[None], grpc.aio.Channel] = {}
 
@@ -66,6 +68,7 @@ class GrpcPeers:
 
     async def pings(self, address: str) -> AsyncGenerator[Ping]:
         present, successor = self._listen(address), None
+        self.listens_with = present.version
         try:
             while (message := await present.call.read()) is not grpc.aio.EOF:
                 yield convert.ping_from_proto(cast("m.PingResponse", message))
@@ -74,6 +77,7 @@ class GrpcPeers:
                     if found is not None:
                         self._end(present)
                         present = found
+                        self.listens_with = present.version
                 elif successor is None and present.version != self._version:
                     successor = asyncio.create_task(self._proven(address), name=f"new connection to {address}")
         except grpc.aio.AioRpcError as error:

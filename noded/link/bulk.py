@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Final, TypeVar
 
+import grpc
 from grpc import aio
 
 from noded.core.messages import Inventory
@@ -76,6 +77,10 @@ class BulkLink:
         # LogFiles keeps state for each stream of output, so its reads take turns.
         self._reading = asyncio.Lock()
         self.counters: Counter[str] = Counter()
+
+    def renew(self, credentials: grpc.ChannelCredentials) -> None:
+        """Of the next stream on; the present one ends with the control stream that it belongs to."""
+        self._dialer.renew(credentials)
 
     def follow(self, target: Target | None) -> None:
         """The control stream has a session there; None: it has none."""

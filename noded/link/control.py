@@ -7,18 +7,20 @@ A stream that ends is no reason to stop anything. One on which nothing comes bac
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from random import Random
 from typing import Final, Protocol
 
+import grpc
 from grpc import aio
 
 from noded.core.events import Connected, Disconnected, Event, OrderReceived
 from noded.core.messages import Beat, Report, SessionRefused, Welcome
 from noded.link.backoff import Backoff
 from noded.link.convert import BadOrder, ControlDown, ControlUp, epoch_of, order_from_proto, report_to_proto
-from noded.link.stream import Dialer, DialFailed, Stream, why
+from noded.link.stream import DIAL_SECONDS, Dialer, DialFailed, Stream, why
 from virialpb.reasons import Reason
 
 DUPLICATE_SECONDS: Final = 0.5
@@ -85,6 +87,12 @@ class ControlLink:
         if self._stream is not None:
             self._dialer.suspect(self._stream.address)
         self._ended.set()
+
+    def renew(self, credentials: grpc.ChannelCredentials) -> None:
+        """With a new certificate make a new connection; the present one goes on until that stands."""
+        present = None if self._stream is None else self._stream.channel
+        _background(_close_later(self._dialer.renew(credentials, present)))
+        self.redial()
 
     def new_session(self) -> None:
         """Close the present stream at once and begin another."""
@@ -199,6 +207,13 @@ class ControlLink:
 
 def _is_beat(message: ControlUp) -> bool:
     return message.WhichOneof("message") == "beat"
+
+
+async def _close_later(channels: tuple[aio.Channel, ...]) -> None:
+    await asyncio.sleep(2 * DIAL_SECONDS)
+    for channel in channels:
+        with contextlib.suppress(Exception):
+            await channel.close()
 
 
 _closing: set[asyncio.Task[None]] = set()

@@ -125,6 +125,15 @@ class Dialer:
         for address in self._warm:
             self._channel(address).get_state(try_to_connect=True)
 
+    def renew(self, credentials: grpc.ChannelCredentials, in_use: aio.Channel | None = None) -> tuple[aio.Channel, ...]:
+        """Connect with these from now on. Gives back the connections to close, not at once: one of them may be on its
+        way to a stream. `in_use` goes with its stream.
+        """
+        self._credentials = credentials
+        former = tuple(channel for channel in self._kept.values() if channel is not in_use)
+        self._kept.clear()
+        return former
+
     def suspect(self, address: str) -> None:
         """Nothing comes back on the connection to there: the next stream gets another one."""
         self._kept.pop(address, None)

@@ -52,15 +52,18 @@ class FakeController(node_pb2_grpc.NodeServiceServicer):
         self._server: aio.Server | None = None
         self.address = ""
 
-    async def start(self, address: str = "127.0.0.1:0", *, tls: tuple[Path, Path] | None = None) -> None:
-        """`tls`: (key, certificate); callers must then show a certificate that this one signed."""
+    async def start(
+        self, address: str = "127.0.0.1:0", *, tls: tuple[Path, Path] | None = None, ca: Path | None = None
+    ) -> None:
+        """`tls`: (key, certificate); callers must then show a certificate that this one, or `ca`, signed."""
         self._server = aio.server(options=[("grpc.so_reuseport", 0)])
         node_pb2_grpc.add_NodeServiceServicer_to_server(self, self._server)
         if tls is None:
             port = self._server.add_insecure_port(address)
         else:
             key, certificate = (file.read_bytes() for file in tls)
-            credentials = grpc.ssl_server_credentials([(key, certificate)], certificate, require_client_auth=True)
+            trusted = certificate if ca is None else ca.read_bytes()
+            credentials = grpc.ssl_server_credentials([(key, certificate)], trusted, require_client_auth=True)
             port = self._server.add_secure_port(address, credentials)
         assert port
         self.address = f"127.0.0.1:{port}"

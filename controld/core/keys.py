@@ -6,7 +6,18 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from controld.core.ids import CheckpointId, JobId, NodeUid
-from controld.core.model import Checkpoint, Cluster, Event, Generation, Job, Node, Record, Request
+from controld.core.model import (
+    Checkpoint,
+    Cluster,
+    Event,
+    EventPack,
+    Generation,
+    Job,
+    Node,
+    Record,
+    Request,
+    RequestPack,
+)
 
 CLUSTER = "cluster"
 
@@ -35,6 +46,14 @@ def event(sequence: int) -> str:
     return f"events/{sequence:016d}"
 
 
+def event_pack(number: int) -> str:
+    return f"told/{number:016d}"
+
+
+def request_pack(number: int) -> str:
+    return f"answered/{number:016d}"
+
+
 def of(record: Record) -> str:
     """The key a record belongs under."""
     return _OF[type(record)](record)
@@ -48,4 +67,6 @@ _OF: Final[dict[type[Record], Callable[[Any], str]]] = {
     Checkpoint: lambda record: checkpoint(record.job, record.id),
     Request: lambda record: request(record.request_id),
     Event: lambda record: event(record.sequence),
+    EventPack: lambda record: event_pack(record.number),
+    RequestPack: lambda record: request_pack(record.number),
 }

@@ -144,6 +144,7 @@ class Cluster:
     uid: str
     job_counter: int = 0
     event_sequence: int = 0
+    request_sequence: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,4 +322,20 @@ class Event:
     create_time_unix_ns: int = 0
 
 
-Record = Cluster | Node | Job | Generation | Checkpoint | Request | Event
+@dataclass(frozen=True, slots=True)
+class EventPack:
+    """The events of one commit, one record of them; `number` is the sequence of the first."""
+
+    number: int
+    events: tuple[Event, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RequestPack:
+    """The requests that one commit answered; `number` is that of the first (`Cluster.request_sequence`)."""
+
+    number: int
+    requests: tuple[Request, ...]
+
+
+Record = Cluster | Node | Job | Generation | Checkpoint | Request | Event | EventPack | RequestPack

@@ -13,7 +13,18 @@ from typing import Final, TypeVar
 
 from controld.core import keys
 from controld.core.ids import NO_EPOCH, CheckpointId, Epoch, JobId, NodeUid
-from controld.core.model import Checkpoint, Cluster, Event, Generation, Job, Node, Record, Request
+from controld.core.model import (
+    Checkpoint,
+    Cluster,
+    Event,
+    EventPack,
+    Generation,
+    Job,
+    Node,
+    Record,
+    Request,
+    RequestPack,
+)
 
 _K = TypeVar("_K")
 _V = TypeVar("_V")
@@ -49,6 +60,10 @@ class State:
     events: dict[int, Event] = field(default_factory=dict[int, Event])
     created: dict[str, int] = field(default_factory=dict[str, int])
     modified: dict[str, int] = field(default_factory=dict[str, int])
+    # Requests and events are looked up one by one, and stored and dropped by the commit: key -> what is under it.
+    request_packs: dict[str, tuple[Request, ...]] = field(default_factory=dict[str, tuple[Request, ...]])
+    event_packs: dict[str, tuple[Event, ...]] = field(default_factory=dict[str, tuple[Event, ...]])
+    _event_keys: dict[int, str] = field(default_factory=dict[int, str], init=False, repr=False, compare=False)
     # By name: ten thousand agents that reconnect at once must not each be looked for among ten thousand.
     _uids: dict[str, NodeUid] = field(default_factory=dict[str, NodeUid], init=False, repr=False, compare=False)
 
@@ -62,6 +77,7 @@ class State:
         for table in self.generations.values():
             for generation in table.values():
                 self._note_leases(generation)
+        self._event_keys = {e.sequence: key for key, events in self.event_packs.items() for e in events}
 
     def epoch_of(self, generation: Generation) -> Epoch:
         """The generation's fencing token, or NO_EPOCH while its commit is still under way."""
@@ -76,6 +92,19 @@ class State:
     def node_named(self, name: str) -> Node | None:
         uid = self._uids.get(name)
         return None if uid is None else self.nodes.get(uid)
+
+    def event_revision(self, sequence: int) -> int:
+        """The revision an event was committed at; 0 while it is not."""
+        return self.modified.get(self._event_keys.get(sequence, ""), 0)
+
+    def foresee(self, request: Request) -> None:
+        """Know of a request that was answered, before the pack it is stored in is made up."""
+        self.requests[request.request_id] = request
+
+    def forget(self, request: Request) -> None:
+        """The opposite of `foresee`."""
+        if self.requests.get(request.request_id) is request:
+            del self.requests[request.request_id]
 
     def leased(self) -> Iterator[Generation]:
         """Every generation of which a lease holds something."""
@@ -137,9 +166,15 @@ class State:
                 job, _, id_ = rest.partition("/")
                 return self.checkpoints.get(JobId(job), {}).get(CheckpointId(id_))
             case "requests":
-                return self.requests.get(rest)
+                return next(iter(self.request_packs.get(key, ())), None)
             case "events":
-                return self.events.get(int(rest))
+                return next(iter(self.event_packs.get(key, ())), None)
+            case "answered":
+                requests = self.request_packs.get(key)
+                return None if requests is None else RequestPack(int(rest), requests)
+            case "told":
+                events = self.event_packs.get(key)
+                return None if events is None else EventPack(int(rest), events)
             case _:
                 raise ValueError(f"unknown key: {key}")
 
@@ -159,10 +194,6 @@ class State:
         match record:  # the most frequent first
             case None:
                 self._delete(change.key)
-            case Event():
-                self.events[record.sequence] = record
-            case Request():
-                self.requests[record.request_id] = record
             case Node():
                 self._drop_name(record.uid)
                 self.nodes[record.uid] = record
@@ -176,6 +207,37 @@ class State:
                 self.checkpoints.setdefault(record.job, {})[record.id] = record
             case Cluster():
                 self.cluster = record
+            case EventPack():
+                self._put_events(change.key, record.events)
+            case RequestPack():
+                self._put_requests(change.key, record.requests)
+            case Event():
+                self._put_events(change.key, (record,))
+            case Request():
+                self._put_requests(change.key, (record,))
+
+    def _put_events(self, key: str, events: tuple[Event, ...]) -> None:
+        self._drop_events(key)
+        self.event_packs[key] = events
+        for event in events:
+            self.events[event.sequence] = event
+            self._event_keys[event.sequence] = key
+
+    def _drop_events(self, key: str) -> None:
+        for event in self.event_packs.pop(key, ()):
+            self.events.pop(event.sequence, None)
+            self._event_keys.pop(event.sequence, None)
+
+    def _put_requests(self, key: str, requests: tuple[Request, ...]) -> None:
+        self._drop_requests(key)
+        self.request_packs[key] = requests
+        for request in requests:
+            self.requests[request.request_id] = request
+
+    def _drop_requests(self, key: str) -> None:
+        for request in self.request_packs.pop(key, ()):
+            if self.requests.get(request.request_id) == request:  # else it was forgotten before, and used again
+                del self.requests[request.request_id]
 
     def _delete(self, key: str) -> None:
         kind, _, rest = key.partition("/")
@@ -194,10 +256,10 @@ class State:
             case "checkpoints":
                 job, _, id_ = rest.partition("/")
                 self._delete_nested(self.checkpoints, JobId(job), CheckpointId(id_))
-            case "requests":
-                self.requests.pop(rest, None)
-            case "events":
-                self.events.pop(int(rest), None)
+            case "requests" | "answered":
+                self._drop_requests(key)
+            case "events" | "told":
+                self._drop_events(key)
             case _:
                 raise ValueError(f"unknown key: {key}")
 

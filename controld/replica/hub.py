@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from controld.core.model import Event
+from controld.core.model import Event, EventPack
 from controld.core.state import Change
 from controld.store.port import CompactedError
 
@@ -31,6 +31,17 @@ class CommittedBatch:
     revision: int
     changes: tuple[Change, ...]
     events: tuple[Event, ...]
+
+
+def told(changes: Iterable[Change]) -> tuple[Event, ...]:
+    """The events that are put by changes as they are stored."""
+    events: list[Event] = []
+    for change in changes:
+        if isinstance(change.record, EventPack):
+            events += change.record.events
+        elif isinstance(change.record, Event):
+            events.append(change.record)
+    return tuple(events)
 
 
 class WatchHub:

@@ -10,10 +10,9 @@ import asyncio
 from collections.abc import Callable
 from contextlib import aclosing
 
-from controld.core.model import Event
 from controld.core.state import Change, State
 from controld.replica.clock import Clock
-from controld.replica.hub import CommittedBatch, WatchHub
+from controld.replica.hub import CommittedBatch, WatchHub, told
 from controld.replica.observe import Log, LogName
 from controld.replica.settings import LeaderSettings
 from controld.replica.sightings import Sightings
@@ -121,10 +120,9 @@ class Standby:
             )
             state.apply(changes, item.revision)
             self._sightings.committed(changes, item.revision, self._clock.boottime_ns())
-            events = tuple(c.record for c in changes if isinstance(c.record, Event))
             assert self.hub is not None
             size_bytes = sum(len(c.key) + len(c.value or b"") for c in item.changes)
-            self.hub.publish(CommittedBatch(item.revision, changes, events), size_bytes)
+            self.hub.publish(CommittedBatch(item.revision, changes, told(changes)), size_bytes)
         self._moved.set()
 
     def _see(self, incumbent: Incumbent | None) -> None:

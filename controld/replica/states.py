@@ -53,4 +53,6 @@ def fork(state: State) -> State:
         events=dict(state.events),
         created=dict(state.created),
         modified=dict(state.modified),
+        request_packs=dict(state.request_packs),
+        event_packs=dict(state.event_packs),
     )

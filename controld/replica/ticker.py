@@ -16,7 +16,7 @@ from controld.core.ids import Incarnation
 from controld.core.outcome import Outcome, Refused, Reply
 from controld.core.state import State
 from controld.core.transitions import decide
-from controld.core.transitions.prune import DELETES_MAX
+from controld.core.transitions.prune import events_overdue
 from controld.matching.port import Pending
 from controld.reconcile.tick import tick
 from controld.replica.agents import Agents
@@ -106,7 +106,7 @@ class Ticker:
 
     def _prune(self, at: Now) -> None:
         settings = self._office.settings
-        overdue = len(self._office.state.events) > settings.events_max + DELETES_MAX
+        overdue = events_overdue(self._office.state, settings.events_max)
         if at.boottime_ns < self._next_prune_ns and not overdue:
             return
         self._next_prune_ns = at.boottime_ns + int(settings.prune_interval_seconds * SECOND_NS)

@@ -276,6 +276,8 @@ class Writer:
 
     def _rewind(self, batch: Batch[_Waiting], before: Batch[_Waiting]) -> None:
         """The head as it was when `before` was copied."""
+        for request in batch.requests[len(before.requests) :]:
+            self._head.forget(request)
         for key in batch.keys_since(before):
             self._head.reset(key, self.committed)
             for layer in (self._under_way, before):

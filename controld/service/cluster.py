@@ -6,18 +6,19 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 
 from controld.core import capacity, keys
-from controld.core.commands import DrainNode, PlaceHold, ReleaseHold
+from controld.core.commands import DrainNode, PlaceHold, ReleaseHold, RemoveNode
 from controld.core.ids import NO_EPOCH, NodeUid, valid_id
 from controld.core.model import Event, Hold, Node
 from controld.core.transitions.nodes import DRAIN_OWNER
+from controld.replica.errors import RefusedError
 from controld.replica.survey import Picture, Role
 from controld.service.backend import CAUSE_ID, Backend, Context
 from controld.service.convert import messages as m
 from controld.service.convert.common import NODES, event_to_proto, job_id_from_name, node_from_name, request_id_from
 from controld.service.convert.node import node_to_proto, status_to_proto
 from controld.service.convert.pages import key_from, page, page_size_from, token_for
-from controld.service.convert.replies import cursor_from_proto, events_page, nodes_page, watched_event
-from controld.service.failures import invalid_field, not_found
+from controld.service.convert.replies import cursor_from_proto, events_page, nodes_page, removed_node, watched_event
+from controld.service.failures import invalid_field, not_found, removal_refused
 from controld.service.feeds import NodeFeed
 from controld.service.problems import problems, problems_of_replicas
 from controld.service.store_problems import in_words, silent_in_words
@@ -92,6 +93,18 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
         await self._leader.submit(DrainNode(request_id, uid, reason))
         return self._view(uid)
 
+    async def RemoveNode(  # noqa: N802
+        self, request: m.RemoveNodeRequest, context: Context
+    ) -> m.RemoveNodeResponse:
+        request_id = request_id_from(request.request_id, CAUSE_ID.get())
+        name = node_from_name(request.name)
+        await self._leader.barrier()
+        try:
+            reply = await self._leader.submit(RemoveNode(request_id, name))
+        except RefusedError as error:
+            raise removal_refused(error.refused) from error
+        return removed_node(reply.subject)
+
     async def GetStatus(self, request: m.GetStatusRequest, context: Context) -> m.ClusterStatus:  # noqa: N802
         await self._leader.barrier()
         state, replica = self._leader.state, self._backend.replica
@@ -131,7 +144,7 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
             key=lambda event: keys.event(event.sequence),
             after=after,
             size=page_size_from(request.page_size),
-            convert=lambda event: event_to_proto(event, _revision(event, state.modified), state),
+            convert=lambda event: event_to_proto(event, state.event_revision(event.sequence), state),
         )
         return events_page(found, token_for(scope, last) if last else "")
 
@@ -145,12 +158,12 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
         last = request.after_sequence
         oldest = min(state.events, default=0)
         if last and oldest > last + 1:
-            raise CompactedError(_revision(state.events[oldest], state.modified))
+            raise CompactedError(state.event_revision(oldest))
         for sequence in sorted(sequence for sequence in state.events if sequence > last):
             last = sequence
             event = state.events.get(sequence)  # pruned while the ones before it were sent
             if event is not None and about(event):
-                yield watched_event(event_to_proto(event, _revision(event, state.modified), state))
+                yield watched_event(event_to_proto(event, state.event_revision(event.sequence), state))
         async for batch in subscription:
             for event in batch.events:
                 if event.sequence > last and about(event):
@@ -206,7 +219,3 @@ def _reason(text: str) -> str:
     if not text.strip() or len(text) > REASON_LENGTH_MAX:
         raise invalid_field("reason", f"say why in 1 to {REASON_LENGTH_MAX} characters; others will read it")
     return text
-
-
-def _revision(event: Event, modified: dict[str, int]) -> int:
-    return modified.get(keys.event(event.sequence), 0)

@@ -12,7 +12,18 @@ from collections.abc import Callable
 from google.protobuf.message import DecodeError, Message
 
 from controld.core import keys
-from controld.core.model import Checkpoint, Cluster, Event, Generation, Job, Node, Record, Request
+from controld.core.model import (
+    Checkpoint,
+    Cluster,
+    Event,
+    EventPack,
+    Generation,
+    Job,
+    Node,
+    Record,
+    Request,
+    RequestPack,
+)
 from controld.core.state import Change
 from controld.store import codec_gang, codec_node
 from controld.store import codec_values as values
@@ -58,7 +69,12 @@ def decode(key: str, value: bytes) -> Record:
 def _message(record: Record) -> Message:
     match record:
         case Cluster():
-            return pb.Cluster(uid=record.uid, job_counter=record.job_counter, event_sequence=record.event_sequence)
+            return pb.Cluster(
+                uid=record.uid,
+                job_counter=record.job_counter,
+                event_sequence=record.event_sequence,
+                request_sequence=record.request_sequence,
+            )
         case Node():
             return codec_node.node(record)
         case Job():
@@ -67,15 +83,23 @@ def _message(record: Record) -> Message:
             return codec_gang.generation(record)
         case Checkpoint():
             return codec_gang.checkpoint(record)
+        case EventPack():
+            return pb.EventPack(number=record.number, events=[_event(event) for event in record.events])
+        case RequestPack():
+            return pb.RequestPack(number=record.number, requests=[_request(request) for request in record.requests])
         case Request():
-            return pb.Request(
-                request_id=record.request_id,
-                fingerprint=record.fingerprint,
-                subject=record.subject,
-                time_unix_ns=record.time_unix_ns,
-            )
+            return _request(record)
         case Event():
             return _event(record)
+
+
+def _request(value: Request) -> pb.Request:
+    return pb.Request(
+        request_id=value.request_id,
+        fingerprint=value.fingerprint,
+        subject=value.subject,
+        time_unix_ns=value.time_unix_ns,
+    )
 
 
 def _event(value: Event) -> pb.Event:
@@ -93,8 +117,7 @@ def _event(value: Event) -> pb.Event:
     )
 
 
-def _read_event(data: bytes) -> Event:
-    value = pb.Event.FromString(data)
+def _from_event(value: pb.Event) -> Event:
     return Event(
         kind=value.kind,
         job=value.job,
@@ -111,11 +134,25 @@ def _read_event(data: bytes) -> Event:
 
 def _read_cluster(data: bytes) -> Cluster:
     value = pb.Cluster.FromString(data)
-    return Cluster(uid=value.uid, job_counter=value.job_counter, event_sequence=value.event_sequence)
+    return Cluster(
+        uid=value.uid,
+        job_counter=value.job_counter,
+        event_sequence=value.event_sequence,
+        request_sequence=value.request_sequence,
+    )
 
 
-def _read_request(data: bytes) -> Request:
-    value = pb.Request.FromString(data)
+def _read_event_pack(data: bytes) -> EventPack:
+    value = pb.EventPack.FromString(data)
+    return EventPack(value.number, tuple(_from_event(event) for event in value.events))
+
+
+def _read_request_pack(data: bytes) -> RequestPack:
+    value = pb.RequestPack.FromString(data)
+    return RequestPack(value.number, tuple(_from_request(request) for request in value.requests))
+
+
+def _from_request(value: pb.Request) -> Request:
     return Request(
         request_id=value.request_id,
         fingerprint=value.fingerprint,
@@ -130,6 +167,8 @@ _READERS: dict[str, Callable[[bytes], Record]] = {
     "jobs": lambda data: codec_gang.from_job(pb.Job.FromString(data)),
     "generations": lambda data: codec_gang.from_generation(pb.Generation.FromString(data)),
     "checkpoints": lambda data: codec_gang.from_checkpoint(pb.Checkpoint.FromString(data)),
-    "requests": _read_request,
-    "events": _read_event,
+    "requests": lambda data: _from_request(pb.Request.FromString(data)),
+    "events": lambda data: _from_event(pb.Event.FromString(data)),
+    "answered": _read_request_pack,
+    "told": _read_event_pack,
 }

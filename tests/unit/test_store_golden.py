@@ -22,6 +22,7 @@ from controld.core.model import (
     DeviceGrant,
     Domain,
     Event,
+    EventPack,
     Generation,
     Hold,
     Inventory,
@@ -35,6 +36,7 @@ from controld.core.model import (
     Phase,
     Record,
     Request,
+    RequestPack,
     ShardPart,
     TaskError,
     TaskExit,
@@ -195,6 +197,7 @@ GENERATION = Generation(
 )
 EXPECTED: dict[str, Record] = {
     "cluster": Cluster(uid="c-1", job_counter=12, event_sequence=99),
+    "cluster-2": Cluster(uid="c-1", job_counter=12, event_sequence=99, request_sequence=7),
     "node": NODE,
     "job": JOB,
     "job-defaults": Job(
@@ -220,6 +223,8 @@ EXPECTED: dict[str, Record] = {
         begin_time_unix_ns=DAY,
         failed_loads=1,
     ),
+    "request-pack": RequestPack(6, (Request("req:1", "sha:abc", "jobs/pretrain-12", DAY), Request("req:2", "", "", 0))),
+    "event-pack": EventPack(98, (Event("job.submitted", sequence=98), Event("job.failed", job="small", sequence=99))),
     "request": Request("req:1", "sha:abc", "jobs/pretrain-12", DAY),
     "event": Event(
         kind="lease.granted",

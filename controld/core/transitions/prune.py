@@ -20,6 +20,11 @@ DELETES_MAX = 256
 GENERATIONS_KEPT = 8
 
 
+def events_overdue(state: State, events_max: int) -> bool:
+    """Whether there are so many events that some are to go now, not with the next regular prune."""
+    return len(state.events) - events_max > DELETES_MAX and any(_old_events(state, events_max))
+
+
 def prune(state: State, command: Prune) -> Outcome:
     draft = Draft(state)
     left = DELETES_MAX
@@ -39,11 +44,11 @@ def prune(state: State, command: Prune) -> Outcome:
 
 def _doomed(state: State, command: Prune) -> Iterator[tuple[str, ...]]:
     """Keys to delete, in groups that go together: half of an ended job would be a broken state."""
-    for request in state.requests.values():
-        if request.time_unix_ns < command.requests_before_unix_ns:
-            yield (keys.request(request.request_id),)
-    for sequence in sorted(state.events)[: max(0, len(state.events) - command.events_max)]:
-        yield (keys.event(sequence),)
+    for key, requests in state.request_packs.items():
+        if all(request.time_unix_ns < command.requests_before_unix_ns for request in requests):
+            yield (key,)
+    for key in _old_events(state, command.events_max):
+        yield (key,)
     evicted = _evicted(state, command.ended_jobs_max)
     for job, table in state.generations.items():
         if job not in evicted:
@@ -79,6 +84,18 @@ def _on_nodes(state: State, checkpoint: Checkpoint) -> bool:
     return checkpoint.tier is Tier.LOCAL and any(
         state.nodes[uid].liveness is not Liveness.EXPIRED for uid in holders(state, checkpoint)
     )
+
+
+def _old_events(state: State, events_max: int) -> Iterator[str]:
+    """Keys of the oldest events, of each commit all or none, such that at least `events_max` are left."""
+    surplus = len(state.events) - events_max
+    if surplus <= 0:
+        return
+    for key, events in sorted(state.event_packs.items(), key=lambda item: item[1][0].sequence if item[1] else 0):
+        surplus -= len(events)
+        if surplus < 0:
+            return
+        yield key
 
 
 def _evicted(state: State, ended_jobs_max: int) -> dict[JobId, None]:

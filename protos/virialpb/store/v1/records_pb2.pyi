@@ -131,19 +131,22 @@ class Cluster(_message.Message):
     UID_FIELD_NUMBER: _builtins.int
     JOB_COUNTER_FIELD_NUMBER: _builtins.int
     EVENT_SEQUENCE_FIELD_NUMBER: _builtins.int
+    REQUEST_SEQUENCE_FIELD_NUMBER: _builtins.int
     uid: _builtins.str
     job_counter: _builtins.int
     event_sequence: _builtins.int
+    request_sequence: _builtins.int
     def __init__(
         self,
         *,
         uid: _builtins.str = ...,
         job_counter: _builtins.int = ...,
         event_sequence: _builtins.int = ...,
+        request_sequence: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["event_sequence", b"event_sequence", "job_counter", b"job_counter", "uid", b"uid"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["event_sequence", b"event_sequence", "job_counter", b"job_counter", "request_sequence", b"request_sequence", "uid", b"uid"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1135,3 +1138,53 @@ class Event(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Event: _TypeAlias = Event  # noqa: Y015
+
+@_typing.final
+class EventPack(_message.Message):
+    """Written once a commit since a record for each was most of what a commit cost; records of one are read as before."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    EVENTS_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    """the sequence of its first event"""
+    @_builtins.property
+    def events(self) -> _containers.RepeatedCompositeFieldContainer[Global___Event]: ...
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        events: _abc.Iterable[Global___Event] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["events", b"events", "number", b"number"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EventPack: _TypeAlias = EventPack  # noqa: Y015
+
+@_typing.final
+class RequestPack(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    REQUESTS_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    """of its first request, as Cluster.request_sequence counts them"""
+    @_builtins.property
+    def requests(self) -> _containers.RepeatedCompositeFieldContainer[Global___Request]: ...
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        requests: _abc.Iterable[Global___Request] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["number", b"number", "requests", b"requests"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RequestPack: _TypeAlias = RequestPack  # noqa: Y015

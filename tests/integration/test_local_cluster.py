@@ -19,6 +19,7 @@ import pytest
 
 import virial
 from tests.support_etcd import require_etcd
+from virial.cli.together import rows
 from virial.errors import VirialError
 from virial.local import LocalCluster, Supervision
 from virial.models import JobSpec, Resources, TaskSpec
@@ -47,6 +48,11 @@ def processes_of(directory: Path) -> list[str]:
                 if str(directory) in line or str(directory) in os.readlink(process / "cwd"):
                     found.append(line)
     return found
+
+
+def address_of(cluster: LocalCluster, name: str) -> str:
+    argv = cluster.part(name).argv
+    return argv[argv.index("--listen") + 1]
 
 
 def job(name: str, code: str) -> JobSpec:
@@ -91,6 +97,9 @@ def test_the_leader_and_its_member_are_killed_and_the_job_goes_on_and_ends(direc
             cluster.part(member).kill()
             assert cluster.leader() != leader
             assert client.get_job(acknowledged).id == acknowledged
+            told = dict(rows(client.list_controllers()))
+            assert f"{address_of(cluster, leader)} does not answer" in told["controllers"]
+            assert f"{member} does not answer" in told["members"]
             assert client.submit_job(job("acknowledged", "pass"), request_id="once").id == acknowledged
             current = client.get_job(running).current
             assert current is not None

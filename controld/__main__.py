@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from controld.config import Config
 from controld.options import add_settings, load_settings
 from virialpb.layered import ConfigError, describe
+from virialpb.version import Version
 
 EXIT_CONFIG = 2
 
@@ -63,6 +64,7 @@ def _parser() -> argparse.ArgumentParser:
         "`controld restore FILE` copy the store and put it back; `controld import` takes a SQLite store into etcd. "
         "exit status: 1 failed or lost the leadership, 2 settings, 3 address in use, 4 data directory",
     )
+    parser.add_argument("--version", action=Version)
     parser.add_argument("--check-config", action="store_true", help="check the settings and exit")
     parser.add_argument("--print-config", action="store_true", help="print each setting, where it came from, and exit")
     add_settings(parser)

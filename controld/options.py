@@ -47,7 +47,7 @@ HELP: Final[Mapping[str, tuple[str, str]]] = {
     "keep.events": ("COUNT", "how many events are kept"),
     "keep.ended_jobs": ("COUNT", "how many ended jobs are kept"),
     "log.level": ("LEVEL", "debug, info, warning, error"),
-    "log.format": ("FORMAT", "auto (console on a terminal, else json), json, console"),
+    "log.format": ("FORMAT", "auto (text on a terminal, else json), json, text"),
 }
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from noded.app import CannotStart, Options, run
-from noded.config import NodedConfig, load_config
+from noded.config import CONFIG_VARIABLE, DEFAULT_FILE, NodedConfig, load_config
 from noded.files import DataDirProblem
 from noded.flags import parser
 from noded.logs import setup_log
@@ -26,9 +26,8 @@ def main(argv: list[str] | None = None) -> int:
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     try:
-        loaded = load_config(
-            *_file(options["config"]), os.environ, {s.name: options[s.name] for s in settings(NodedConfig)}
-        )
+        text, name = _file(options["config"] or os.environ.get(CONFIG_VARIABLE))
+        loaded = load_config(text, name, os.environ, {s.name: options[s.name] for s in settings(NodedConfig)})
     except ConfigError as error:
         return _say(error.errors, BAD_CONFIG)
     if options["print_config"]:
@@ -49,20 +48,22 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def _file(path: Path | None) -> tuple[str | None, str]:
-    """(text, name) of the settings file. Raises ConfigError."""
-    if path is None:
-        return None, "the --config file"
+def _file(given: Path | str | None) -> tuple[str | None, str]:
+    """(text, name) of the settings file; the one in its usual place need not be there. Raises ConfigError."""
+    path = Path(given or DEFAULT_FILE)
+    where = "" if given is None else "--config: "
+    if given is None and not path.exists():
+        return None, str(path)
     try:
         with path.open("rb") as file:
             data = file.read(CONFIG_BYTES_MAX + 1)
         if len(data) > CONFIG_BYTES_MAX:
-            raise ConfigError([f"--config: {path} is larger than {CONFIG_BYTES_MAX} bytes"])
+            raise ConfigError([f"{where}{path} is larger than {CONFIG_BYTES_MAX} bytes"])
         return data.decode(), str(path)
     except OSError as error:
-        raise ConfigError([f"--config: cannot read {path}: {error.strerror}"]) from None
+        raise ConfigError([f"{where}cannot read {path}: {error.strerror}"]) from None
     except UnicodeDecodeError:
-        raise ConfigError([f"--config: {path} is not UTF-8 text"]) from None
+        raise ConfigError([f"{where}{path} is not UTF-8 text"]) from None
 
 
 def _say(messages: list[str], status: int) -> int:

@@ -18,6 +18,8 @@ from virialpb.layered import ConfigError, Loaded, load
 from virialpb.units import format_bytes, format_cpu_millis
 
 PREFIX: Final = "VIRIAL_NODED"
+CONFIG_VARIABLE: Final = "VIRIAL_NODED_CONFIG"
+DEFAULT_FILE: Final = "/etc/virial/noded.toml"
 PORT: Final = 7700
 OFF: Final = "off"
 _SECOND_NS: Final = 1_000_000_000
@@ -61,7 +63,7 @@ class NodedConfig:
     fencing: str = field(default="auto", metadata={"choices": ("auto", "pidns", "weak")})
     rdl: str = ""
     metrics_listen: str = "127.0.0.1:0"
-    log_format: str = field(default="auto", metadata={"choices": ("auto", "json", "text")})
+    log_format: str = field(default="auto", metadata={"choices": ("auto", "json", "text", "console")})
     log_level: str = field(default="info", metadata={"choices": ("debug", "info", "warning", "error")})
     insecure: bool = False
     tls: TlsConfig = field(default_factory=TlsConfig)

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from noded.config import PREFIX, NodedConfig
+from noded.config import DEFAULT_FILE, PREFIX, NodedConfig
 from virialpb.layered import describe, load, settings
+from virialpb.version import Version
 
 # (metavar, what it is for, what stands in for it where it is not set)
 HELP: Final[Mapping[str, tuple[str, str, str]]] = {
@@ -58,7 +59,10 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    found.add_argument("--config", metavar="FILE", type=Path, help="TOML file with settings")
+    found.add_argument("--version", action=Version)
+    found.add_argument(
+        "--config", metavar="FILE", type=Path, help=f"TOML file with settings [default: {DEFAULT_FILE} where it exists]"
+    )
     found.add_argument("--check-config", action="store_true", help="check the settings and exit")
     found.add_argument("--print-config", action="store_true", help="print each setting, and where it came from")
     found.add_argument(

@@ -82,8 +82,8 @@ class NodeLog:
 
 
 def setup_log(log_format: str, level: str, node: str) -> NodeLog:
-    """To stderr. `log_format`: auto, json or text."""
-    text = log_format == "text" or (log_format == "auto" and sys.stderr.isatty())
+    """To stderr. `log_format`: auto, json or text, for which console is another word."""
+    text = log_format in ("text", "console") or (log_format == "auto" and sys.stderr.isatty())
     renderer: Any = structlog.dev.ConsoleRenderer() if text else structlog.processors.JSONRenderer()
     structlog.configure(
         processors=[

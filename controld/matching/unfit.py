@@ -6,7 +6,9 @@ from collections import Counter
 from collections.abc import Mapping
 
 from controld.core.ids import NodeUid
+from controld.core.spec import Constraint
 from controld.matching.bench import Bench
+from controld.matching.constraints import meets
 from controld.matching.port import Pending, UnfitCount, Unplaced
 from virialpb.reasons import Unfit
 
@@ -28,7 +30,10 @@ def unplaced(
         if reason is not None:
             counts[reason] += 1
             lacking.setdefault(reason, []).append(bench)
-    reasons = [UnfitCount(r, n, _numbers(pending, r, lacking.get(r, []))) for r, n in sorted(counts.items())]
+    reasons = [
+        UnfitCount(r, n, _numbers(pending, r, lacking.get(r, [])), _details(pending, r, benches, barred))
+        for r, n in sorted(counts.items())
+    ]
     if rooms_total or not reasons:
         numbers = (("ranks_fit", rooms_total), ("ranks_needed", pending.gang.ranks))
         reasons.append(UnfitCount(Unfit.TOO_FEW_NODES, sum(1 for n in room.values() if n), numbers))
@@ -57,6 +62,25 @@ def _numbers(pending: Pending, reason: Unfit, benches: list[Bench]) -> tuple[tup
             )
         case _:
             return ()
+
+
+def _details(
+    pending: Pending, reason: Unfit, benches: Mapping[NodeUid, Bench], barred: Mapping[NodeUid, Unfit]
+) -> tuple[tuple[str, str], ...]:
+    """The constraints that keep nodes out, as their user wrote them, in the order of the spec."""
+    match reason:
+        case Unfit.CONSTRAINT:
+            views = [bench.view for uid, bench in benches.items() if barred.get(uid) is reason]
+            broken = {meets(dict(view.attributes), pending.node_constraints) for view in views}
+            return tuple((c.attribute, _written(c)) for c in pending.node_constraints if c in broken)
+        case Unfit.DEVICES:
+            return tuple((r.kind, f"{r.kind} {_written(c)}") for r in pending.resources.devices for c in r.constraints)
+        case _:
+            return ()
+
+
+def _written(constraint: Constraint) -> str:
+    return " ".join((constraint.attribute, constraint.operator.value, ",".join(constraint.values))).strip()
 
 
 def _relaxation(

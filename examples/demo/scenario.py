@@ -158,7 +158,7 @@ def _wait_for_nodes(client: virial.SyncClient, printer: Printer) -> None:
         heat = [r for r in node.readings if r.unit == "millidegrees_celsius" and r.value is not None]
         temperature = f"{max(r.value or 0 for r in heat) / 1000:.1f} degC" if heat else "unknown"
         printer.say(
-            f"{node.name}: {node.cpu_millis} thousandths of a core, {node.memory_bytes >> 20} MiB, {devices};"
+            f"{node.name}: {node.cpu_millis / 1000:g} cores, {node.memory_bytes >> 20} MiB, {devices};"
             f" temperature {temperature}; fencing {node.fencing}"
         )
 

@@ -141,6 +141,13 @@ def load(
             take(variables[variable], variable, variable, environ[variable], written=True)
         else:
             errors.append(f"{variable}: unknown setting{did_you_mean(nearest(variable, variables))}")
+    # One underscore where two belong would be ignored in silence. What is like no setting is left alone: container
+    # platforms set variables such as VIRIAL_CONTROLD_SERVICE_HOST by themselves.
+    single = {variable.replace(SEPARATOR, "_"): variable for variable in variables}
+    for variable in sorted(environ):
+        meant = single.get(variable.replace(SEPARATOR, "_"))
+        if meant is not None and variable not in variables and not variable.startswith(prefix + SEPARATOR):
+            errors.append(f"{variable}: unknown setting; write {meant}, with two underscores")
     for name, value in flags.items():
         if value is not None:
             leaf = leaves[name]

@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from tests.integration.noded_support import HANG_SECONDS, ROOT, FakeController, controller, noded, noded_env
+from virial import Client, UnavailableError
+from virialpb.version import own_version
 
 
 def run(*flags: str) -> subprocess.CompletedProcess[str]:
@@ -68,6 +70,19 @@ def test_a_users_mistake_is_one_message_and_exit_code_2(tmp_path: Path, flags: t
     assert line.startswith(message)
 
 
+def test_the_version_is_told() -> None:
+    done = run("--version")
+    assert (done.returncode, done.stdout) == (0, f"noded {own_version()}\n")
+
+
+def test_a_settings_file_may_be_named_by_a_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "noded.toml"
+    file.write_text('name = "from-file"\nlog_format = "console"\n')
+    monkeypatch.setenv("VIRIAL_NODED_CONFIG", str(file))
+    done = run("--print-config")
+    assert f"name = from-file  # {file}" in done.stdout
+
+
 def test_every_mistake_in_a_file_is_named_at_once(tmp_path: Path) -> None:
     file = tmp_path / "noded.toml"
     file.write_text('nmae = "x"\nfencing = "wek"\n')
@@ -111,6 +126,9 @@ async def test_controllers_are_reached_over_tls_with_a_certificate_of_the_node(t
     await fake.start(tls=(Path(pair[0]), Path(pair[1])))
     flags = ("--tls-ca", pair[1], "--tls-certificate", pair[1], "--tls-key", pair[0])
     try:
+        async with Client(fake.address, timeout_s=0.5) as client:
+            with pytest.raises(UnavailableError, match="asks for TLS, and was called without it"):
+                await client.list_jobs()
         async with noded(tmp_path / "n1", [fake.address], *flags):
             await fake.until(lambda: fake.sessions, "hello over TLS")
             await fake.until(lambda: fake.inventories, "inventory over TLS")

@@ -18,6 +18,7 @@ import yaml
 from virial.cli import events, jobs, logs, nodes, status, submit, top
 from virial.cli.frame import Session
 from virial.cli.printer import MAPPINGS, Output, Printer, document
+from virial.errors import NotFoundError
 from virial.models import CheckpointPolicy, Durability, Gang, JobSpec, Reading, Resources, TaskSpec, Writes
 from virial.testing import FakeClient, FakeCluster
 
@@ -227,6 +228,16 @@ def test_followed_events_are_an_object_a_line(cluster: FakeCluster, capsys: pyte
         events.events(FakeSession(printer=Printer(Output.JSON), fake=client), follow=True, job="big-2")
     found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [event["kind"] for event in found] == ["job.submitted"]
+
+
+@pytest.mark.parametrize("follow", [False, True])
+@pytest.mark.parametrize(("filter_", "name"), [("job", "jobs/tarin-1"), ("node", "nodes/nod-1")])
+def test_events_of_a_mistyped_name_are_no_empty_answer(
+    cluster: FakeCluster, follow: bool, filter_: str, name: str
+) -> None:
+    session = FakeSession(printer=Printer(Output.TABLE), fake=cluster.client())
+    with pytest.raises(NotFoundError, match=name):
+        events.events(session, follow=follow, **{filter_: name.partition("/")[2]})  # pyright: ignore[reportArgumentType]
 
 
 def test_what_is_unknown_is_null() -> None:

@@ -16,6 +16,7 @@ from controld.config import (
     load_config,
     parse_address,
 )
+from noded.config import load_config as load_noded
 from noded.core import lease
 from virialpb.layered import ConfigError, Loaded
 
@@ -208,3 +209,9 @@ def test_an_address_for_others_is_for_several() -> None:
 def test_leases_outlive_an_election() -> None:
     alone, several = load(lease__recovery="500ms").value, load(SEVERAL, lease__recovery="500ms").value
     assert several.fence_after_min_ns > alone.fence_after_min_ns == alone.lease.fence_after_min_ns
+
+
+@pytest.mark.parametrize("word", ["auto", "json", "text", "console"])
+def test_both_daemons_take_the_same_words_for_the_form_of_logs(word: str) -> None:
+    assert load(log__format=word).value.log.format == word
+    assert load_noded(None, "", {}, {"log_format": word}).value.log_format == word

@@ -154,3 +154,15 @@ def test_describe_writes_values_as_they_are_typed_and_hides_secrets() -> None:
     assert rows["labels"] == ("rack=r1", "node.toml")
     assert rows["store.password"] == ("(hidden)", "VIRIAL_X__STORE__PASSWORD")
     assert rows["weak"] == ("false", "default")
+
+
+def test_a_variable_with_one_underscore_is_not_ignored() -> None:
+    assert errors(environ={"VIRIAL_X_NAME": "n2", "VIRIAL_X_STORE__KIND": "memory"}) == [
+        "VIRIAL_X_NAME: unknown setting; write VIRIAL_X__NAME, with two underscores",
+        "VIRIAL_X_STORE__KIND: unknown setting; write VIRIAL_X__STORE__KIND, with two underscores",
+    ]
+
+
+def test_variables_that_a_platform_sets_for_a_service_of_that_name_are_left_alone() -> None:
+    environ = {"VIRIAL_X_SERVICE_HOST": "10.0.0.1", "VIRIAL_X_PORT": "tcp://10.0.0.1:7700", "VIRIAL_X_CONFIG": "/x"}
+    assert settings(environ=environ).value == Settings()

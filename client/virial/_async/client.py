@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from virial import convert
-from virial._async.io import Connection, Lock, RpcError, sleep
+from virial._async.io import Connection, Lock, RpcError, answers_tls, sleep
 from virial._connect import Tls, addresses_from
 from virial._retry import Attempts, leader_address
 from virial._watch import JobWatch
@@ -262,6 +262,12 @@ class Client:
         )
         return convert.node_from(await self._call(lambda c, t: c.cluster.DrainNode(request, timeout=t)))
 
+    async def remove_node(self, node: str, *, request_id: str = "") -> str:
+        """Forget a lost node for good; its uid. Raises ConflictError while it is not lost, while leases on it have not
+        ended, and while it alone has shards that a job needs. One that comes back joins as a new node."""
+        request = cluster_pb2.RemoveNodeRequest(request_id=request_id or _new_request_id(), name=f"nodes/{node}")
+        return (await self._call(lambda c, t: c.cluster.RemoveNode(request, timeout=t))).uid
+
     async def get_status(self) -> Status:
         request = cluster_pb2.GetStatusRequest()
         return convert.status_from(await self._call(lambda c, t: c.cluster.GetStatus(request, timeout=t)))
@@ -401,7 +407,7 @@ class Client:
         details = details_from(error)
         delay_s = attempts.delay_s(details, time.monotonic())
         if delay_s is None:
-            raise self._in_words(error_for(details)) from None
+            raise await self._in_words(error_for(details)) from None
         await sleep(delay_s)
         await self._redial(connection, leader_address(details))
 
@@ -414,12 +420,18 @@ class Client:
                 self._next += 1
         await connection.retire()
 
-    def _in_words(self, error: VirialError) -> VirialError:
+    async def _in_words(self, error: VirialError) -> VirialError:
         if error.reason is None and isinstance(error, UnavailableError):
             where = ", ".join(self._addresses)
-            why = "does it ask for TLS?" if self._tls is None else "do the certificates fit?"
+            if self._tls is None and await answers_tls(self._addresses):
+                return UnavailableError(
+                    f"{where} asks for TLS, and was called without it: name its authority (`tls=`; on the command line "
+                    "--ca, VIRIAL_CA) and, where it asks for one, our certificate and key",
+                    error.details,
+                )
+            why = "" if self._tls is None else " Do the certificates fit?"
             return UnavailableError(
-                f"no answer from {where} in {self._timeout_s:g} s ({error}); is controld running there? {why}",
+                f"no answer from {where} in {self._timeout_s:g} s ({error}); is controld running there?{why}",
                 error.details,
             )
         return error

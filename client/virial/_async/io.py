@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import grpc
 import grpc.aio
 
-from virial._connect import Tls, channel_options
+from virial._connect import Tls, asks_for_tls, channel_options
 from virialpb.v1 import admin_pb2_grpc, cluster_pb2_grpc, job_pb2_grpc
 
 RpcError = grpc.aio.AioRpcError
@@ -65,6 +66,10 @@ class Connection:
         with self._lock:
             self._closed = True
         await self.channel.close()
+
+
+async def answers_tls(addresses: Sequence[str]) -> bool:
+    return await asyncio.to_thread(asks_for_tls, addresses)
 
 
 async def sleep(seconds: float) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Sequence
 
 import grpc
 
-from virial._connect import Tls, channel_options
+from virial._connect import Tls, asks_for_tls, channel_options
 from virialpb.v1 import admin_pb2_grpc, cluster_pb2_grpc, job_pb2_grpc
 
 RpcError = grpc.RpcError
@@ -59,6 +60,10 @@ class Connection:
         with self._lock:
             self._closed = True
         self.channel.close()
+
+
+def answers_tls(addresses: Sequence[str]) -> bool:
+    return asks_for_tls(addresses)
 
 
 def sleep(seconds: float) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from virial.cli.frame import Session, bare, command
+
+if TYPE_CHECKING:
+    from virial import SyncClient
 
 
 @command("events", "virial events", "virial events -f --job train-7", "virial events --node node-3 -o json")
@@ -25,6 +28,7 @@ def events(
 
     printer = session.printer
     with session.client() as client:
+        _must_be_known(client, job, node)
         if follow:
             for event in client.watch_events(job_id=job, node=node):
                 if printer.for_people:
@@ -38,3 +42,19 @@ def events(
         return
     for event in found:
         printer.line(event_line(event, dated=True))
+
+
+def _must_be_known(client: SyncClient, job: str, node: str) -> None:
+    """A name that is mistyped has no events, and silence would look like an answer. Raises NotFoundError.
+
+    What is gone may have left some: then they are shown.
+    """
+    from virial.errors import NotFoundError
+
+    for name, get in ((job, client.get_job), (node, client.get_node)):
+        if name:
+            try:
+                get(name)
+            except NotFoundError:
+                if not client.list_events(job_id=job, node=node):
+                    raise

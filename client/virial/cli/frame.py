@@ -109,7 +109,7 @@ _SHARED: Final[dict[str, object]] = {
 
 def _version(wanted: bool) -> None:
     if wanted:
-        from virial.cli.version import own_version
+        from virialpb.version import own_version
 
         print(f"virial {own_version()}")
         raise typer.Exit

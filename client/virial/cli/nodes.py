@@ -142,7 +142,7 @@ def hold(
     session: Session,
     node: NodeArgument,
     reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why; others will read it.")],
-    owner: Annotated[str, typer.Option("--owner", metavar="NAME", help="Whose hold it is; only that owner lifts it.")],
+    owner: Annotated[str, typer.Option("--owner", metavar="NAME", help="The hold's name; lifting it takes the same.")],
     expire: Annotated[
         str, typer.Option("--for", metavar="DURATION", help="Such as 2h. [default: until released]")
     ] = "",
@@ -207,3 +207,18 @@ def _done(session: Session, found: Node, text: str) -> None:
         session.printer.line(text)
     else:
         session.printer.value(found)
+
+
+@command("remove-node", "virial remove-node node-3")
+def remove_node(session: Session, node: NodeArgument) -> None:
+    """Forget a lost node for good.
+
+    Refused while it is not lost, while leases on it have not ended, and while shards of a job's checkpoints are on its
+    disk and nowhere else. One that comes back joins as a new node.
+    """
+    with session.client() as client:
+        uid = client.remove_node(node)
+    if session.printer.for_people:
+        session.printer.line(f"{node} ({uid}) is removed")
+    else:
+        session.printer.value({"name": node, "uid": uid})

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from virial.cli.frame import Session, command
 from virial.cli.human import UNKNOWN, plural
 
+if TYPE_CHECKING:
+    from virial import SyncClient
+
 AFTERWARDS_S: Final = 5.0
+SHARED: Final = "etcd"
 
 
 @command("status", "virial status", "virial status -o json")
@@ -23,6 +28,7 @@ def status(session: Session) -> None:
         except UnavailableError:
             without_leader(session)
             raise
+        together = all_together(client) if found.store_kind == SHARED and printer.for_people else []
     if not printer.for_people:
         printer.value(found)
         return
@@ -32,7 +38,7 @@ def status(session: Session) -> None:
     printer.pairs(
         [
             ("cluster", found.cluster_uid),
-            ("leader", found.leader or UNKNOWN),
+            *(together or [("leader", found.leader or UNKNOWN)]),
             ("leader epoch", ".".join(str(part) for part in found.leader_epoch)),
             ("revision", str(found.cursor.revision)),
             ("store", found.store_kind),
@@ -44,6 +50,16 @@ def status(session: Session) -> None:
     )
     for problem in found.problems:
         printer.pairs([("  -", problem)])
+
+
+def all_together(client: SyncClient) -> list[tuple[str, str]]:
+    """Of several controllers each, and each member of their store; nothing where only an admin may ask."""
+    from virial.cli.together import rows
+    from virial.errors import VirialError
+
+    with suppress(VirialError):
+        return rows(client.list_controllers())
+    return []
 
 
 def without_leader(session: Session) -> None:
@@ -66,8 +82,8 @@ def without_leader(session: Session) -> None:
 def version(session: Session) -> None:
     """Show the versions of this program and of the cluster."""
     from virial.cli.exits import CliError
-    from virial.cli.version import own_version
     from virial.errors import VirialError
+    from virialpb.version import own_version
 
     try:
         # A version is asked for to see what is installed: a cluster that is away should not hold that up.

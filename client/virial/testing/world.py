@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from controld.core.agent import Hello
 from controld.core.commands import AdmitNode, Command, ForgetCheckpoint, Now, ReportInventory
 from controld.core.ids import CheckpointId, JobId
 from controld.core.model import CheckpointState, Cluster, Event, Inventory
-from controld.core.outcome import Outcome, Refused, Reply
+from controld.core.outcome import Outcome, Refused, Reply, Transition
 from controld.core.spec import SECOND_NS
 from controld.core.state import Change, State
 from controld.core.transitions import decide
@@ -18,7 +18,6 @@ from controld.reconcile.grants import command_for_grant
 from controld.reconcile.limits import Limits
 from controld.reconcile.snapshot import snapshot
 from controld.reconcile.tick import tick
-from controld.replica.batch import number_events
 from controld.service.failures import refused
 from virial.errors import error_for
 from virial.testing.agent import FakeAgent
@@ -75,7 +74,7 @@ class World:
         outcome = decide(self.state, command, self.now)
         if isinstance(outcome, Refused):
             return outcome
-        changes, events = number_events(outcome, self.state, self.now)
+        changes, events = _numbered(outcome, self.state, self.now)
         if changes:
             revision = self.state.revision + 1
             self.state.apply(changes, revision)
@@ -149,3 +148,19 @@ class World:
         end_ns = self.now_ns + duration_ns
         while self.now_ns < end_ns:
             self.step()
+
+
+def _numbered(transition: Transition, state: State, now: Now) -> tuple[tuple[Change, ...], tuple[Event, ...]]:
+    """The changes of one commit: what was decided, its events numbered and stamped, and the cluster's count of them."""
+    given = (c.record for c in transition.changes if isinstance(c.record, Cluster))
+    cluster = next(given, state.cluster)
+    if not transition.events or cluster is None:
+        return transition.changes, ()
+    last = cluster.event_sequence
+    events = tuple(
+        replace(event, sequence=number, create_time_unix_ns=now.unix_ns)
+        for number, event in enumerate(transition.events, start=last + 1)
+    )
+    counted = Change.put(replace(cluster, event_sequence=last + len(events)))
+    kept = tuple(c for c in transition.changes if c.key != counted.key)
+    return (*kept, counted, *(Change.put(event) for event in events)), events

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from controld.core.commands import AdmitNode, BeginCheckpoint, CancelJob, DrainNode, PrepareShard
 from controld.core.ids import CheckpointId, JobId
 from controld.core.model import CheckpointState, JobState, LeaseState, Liveness, Phase, TaskExit
 from controld.core.outcome import Refused
-from controld.core.spec import RestartSpec, Writes
+from controld.core.spec import Constraint, DeviceRequest, Operator, Resources, RestartSpec, Writes
 from controld.reconcile.explain import explain
 from tests.support_core import GIB, World, incarnation, spec
 from virialpb.reasons import ExitReason, PrepareFailure, Reason, Unfit
@@ -173,6 +175,20 @@ def test_an_impossible_gang_waits_and_is_explained() -> None:
         (Unfit.TOO_FEW_NODES, {"ranks_fit": 2, "ranks_needed": 3})
     ]
     assert found.relaxation == (("ranks", 2),)
+
+
+def test_constraints_that_no_node_meets_are_named_as_they_were_written() -> None:
+    world = World(3)
+    met = Constraint("name", Operator.IN, ("n0", "n1", "n2"))
+    unmet = Constraint("rack", Operator.EQ, ("r9",))
+    device = DeviceRequest("accelerator", constraints=(Constraint("memory_bytes", Operator.GE, ("40",)),))
+    job = world.submit(replace(spec(3), node_constraints=(met, unmet)))
+    other = world.submit(replace(spec(3), resources=Resources(1, 1, (device,))), "r2")
+    world.run(3)
+    (reason,) = explain(world.state, world.view, job).reasons
+    assert (reason.reason, reason.nodes, reason.details) == (Unfit.CONSTRAINT, 3, (("rack", "rack EQ r9"),))
+    (reason,) = explain(world.state, world.view, other).reasons
+    assert (reason.reason, dict(reason.details)) == (Unfit.DEVICES, {"accelerator": "accelerator memory_bytes GE 40"})
 
 
 def test_drain_moves_the_gang_without_charging_its_budget() -> None:

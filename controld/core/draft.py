@@ -32,8 +32,8 @@ class Draft:
         self._events: list[Event] = []
 
     def put(self, record: Record) -> None:
-        change = Change.put(record)
-        self._changes[change.key] = change
+        key = keys.of(record)
+        self._changes[key] = Change(key, record)
 
     def delete(self, key: str) -> None:
         self._changes[key] = Change(key, None)

@@ -14,7 +14,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 
 from controld.core.commands import Command, Now
 from controld.core.outcome import Outcome, Refused, Reply
@@ -39,7 +39,7 @@ from controld.store.port import (
 from virialpb.reasons import Reason
 
 
-class Source(Enum):
+class Source(StrEnum):
     """Who asks. Each has a bound of its own: a flood of requests must not keep an expiry or a release out."""
 
     USER = "user"

@@ -65,6 +65,14 @@ class DrainNode:
 
 
 @dataclass(frozen=True, slots=True)
+class RemoveNode:
+    """By name: a retry finds no node any more, and is answered all the same."""
+
+    request_id: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class AdmitNode:
     """A hello: a new node, a new incarnation of a known one, or the same one again (then nothing changes).
 
@@ -257,6 +265,7 @@ Command = (
     | PlaceHold
     | ReleaseHold
     | DrainNode
+    | RemoveNode
     | AdmitNode
     | ReportInventory
     | MarkSuspect

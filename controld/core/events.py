@@ -27,6 +27,7 @@ KINDS: Final = frozenset(
         "node.live",
         "node.expired",
         "node.replaced",
+        "node.removed",
         "node.duplicate",
         "node.draining",
         "inventory.changed",

@@ -16,7 +16,7 @@ def flight_key(command: Command) -> FlightKey:
     """Equal for two commands of which one makes the other pointless, whatever else is in them."""
     kind = type(command).__name__
     match command:
-        case c.SubmitJob() | c.CancelJob() | c.PlaceHold() | c.ReleaseHold() | c.DrainNode():
+        case c.SubmitJob() | c.CancelJob() | c.PlaceHold() | c.ReleaseHold() | c.DrainNode() | c.RemoveNode():
             return (kind, command.request_id)
         case c.AdmitNode() | c.ReportInventory() | c.MarkSuspect() | c.MarkLive() | c.MarkExpired():
             return (kind, *command.incarnation)

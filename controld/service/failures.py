@@ -50,6 +50,24 @@ def refused(refusal: Refused) -> ErrorDetails:
     )
 
 
+def removal_refused(refusal: Refused) -> CallError:
+    """Why a node is not removed, in words."""
+    why, _, what = refusal.detail.partition(" ")
+    details = {
+        "LIVENESS": (f"it is {what}, not lost", "stop noded there, and wait until the node is lost"),
+        "LEASES": (f"{what} may still run there", "wait until their leases have ended (`virial node`)"),
+        "CHECKPOINTS": (
+            f"shards of checkpoints of {what} are on its disk and nowhere else",
+            "bring the node back, or cancel those jobs first",
+        ),
+    }
+    if refusal.reason is not Reason.NOT_NOW or why not in details:
+        return CallError(refused(refusal))
+    detail, todo = details[why]
+    subject = f"removing {refusal.subject}"
+    return CallError(details_for(refusal.reason, subject=subject, detail=detail, todo=todo))
+
+
 def _violations(violations: Iterable[FieldViolation]) -> tuple[Violation, ...]:
     return tuple(Violation(one.field, one.description) for one in violations)
 

@@ -49,7 +49,7 @@ STREAMS_MAX = 16_384
 # Whatever these began may still be committed when the time is up.
 MUTATIONS = frozenset(
     {
-        *("SubmitJob", "CancelJob", "PlaceHold", "ReleaseHold", "DrainNode"),
+        *("SubmitJob", "CancelJob", "PlaceHold", "ReleaseHold", "DrainNode", "RemoveNode"),
         *("AddMember", "RemoveMember", "ReplaceMember", "MoveLeader"),
     }
 )

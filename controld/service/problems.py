@@ -20,7 +20,12 @@ def problems(state: State, view: View) -> Problems:
     if not nodes and any(not job.state.ended for job in state.jobs.values()):
         found.append("no node has joined, so no job can start: start noded on at least one host")
     _add(found, "not heard from", "see whether noded runs there", _with(nodes, Liveness.SUSPECT))
-    _add(found, "lost", "their leases have ended; start noded there again", _with(nodes, Liveness.EXPIRED))
+    _add(
+        found,
+        "lost",
+        "their leases have ended; start noded there again, or `virial remove-node` what is gone for good",
+        _with(nodes, Liveness.EXPIRED),
+    )
     silent = [n for n in nodes if n.liveness is Liveness.LIVE and not _reported(n, view)]
     _add(found, "without an inventory yet", "no work goes there until noded has reported one", silent)
     unguarded = [n for n in nodes if (s := view.sessions.get(n.uid)) is not None and s.connected and not s.guardian_ok]

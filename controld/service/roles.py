@@ -38,7 +38,7 @@ _SERVICES: Final[Mapping[str, tuple[frozenset[Role], tuple[str, ...]]]] = {
     "grpc.reflection.v1alpha.ServerReflection": (_PEOPLE, ("ServerReflectionInfo",)),
 }
 # Taking a node from everyone is an operator's, as in Slurm (`scontrol update` of a node) and Nomad (`node:write`).
-_OPERATORS: Final = ("PlaceHold", "ReleaseHold", "DrainNode")
+_OPERATORS: Final = ("PlaceHold", "ReleaseHold", "DrainNode", "RemoveNode")
 
 ROLES: Final[Mapping[str, frozenset[Role]]] = {
     f"/{service}/{method}": roles for service, (roles, methods) in _SERVICES.items() for method in methods

@@ -293,6 +293,7 @@ _EVENTS: Final[Mapping[str, Callable[[Event], str]]] = {
     "node.live": lambda _: "heard from again",
     "node.expired": _node_expired,
     "node.replaced": lambda _: "replaced by another host of the same name",
+    "node.removed": lambda _: "removed from the cluster for good",
     "node.duplicate": lambda _: "a second agent with its identity was turned away",
     "node.draining": lambda e: f"being drained: {e.reason}",
     "inventory.changed": lambda _: "inventory changed",

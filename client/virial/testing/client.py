@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from controld.core import capacity
-from controld.core.commands import CancelJob, DrainNode, PlaceHold, ReleaseHold, SubmitJob
+from controld.core.commands import CancelJob, DrainNode, PlaceHold, ReleaseHold, RemoveNode, SubmitJob
 from controld.core.ids import JobId
 from controld.core.model import Event as CoreEvent
 from controld.core.model import Hold
 from controld.core.model import Node as CoreNode
-from controld.core.outcome import FieldViolation
+from controld.core.outcome import FieldViolation, Refused
 from controld.core.spec import SECOND_NS
 from controld.core.validate import SpecLimits, validate, validate_job_id
 from controld.reconcile.explain import explain
@@ -18,7 +18,7 @@ from controld.service.convert.common import event_to_proto, job_name
 from controld.service.convert.job import explain_to_proto, job_to_proto, planned_job
 from controld.service.convert.node import node_to_proto, status_to_proto
 from controld.service.convert.spec import spec_from_proto
-from controld.service.failures import CallError, invalid, not_found
+from controld.service.failures import CallError, invalid, not_found, removal_refused
 from controld.service.log_lookup import find, stream_from
 from controld.service.problems import problems
 from virial import convert
@@ -190,6 +190,12 @@ class FakeClient(SyncClient):
     def drain_node(self, node: str, reason: str, *, request_id: str = "") -> Node:
         self._world.ask(DrainNode(self._request(request_id), self._node(node).uid, reason))
         return self.get_node(node)
+
+    def remove_node(self, node: str, *, request_id: str = "") -> str:
+        outcome = self._world.do(RemoveNode(self._request(request_id), node))
+        if isinstance(outcome, Refused):
+            raise error_for(removal_refused(outcome).details)
+        return outcome.reply.subject
 
     def list_controllers(self) -> Controllers:
         fake = Controller("fake.invalid:1", "fake", "LEADS", VERSION, "")

@@ -26,6 +26,8 @@ def decide(state: State, command: c.Command, now: c.Now) -> Outcome:
             return nodes.release_hold(state, command, now)
         case c.DrainNode():
             return nodes.drain(state, command, now)
+        case c.RemoveNode():
+            return nodes.remove(state, command, now)
         case c.AdmitNode():
             return nodes.admit(state, command, now)
         case c.ReportInventory():

@@ -13,10 +13,12 @@ from controld.core.commands import (
     Now,
     PlaceHold,
     ReleaseHold,
+    RemoveNode,
     ReportInventory,
 )
 from controld.core.draft import Draft
-from controld.core.model import Hold, LeaseState, Liveness, Node, TaskExit
+from controld.core.ids import JobId
+from controld.core.model import CheckpointState, Hold, LeaseState, Liveness, Node, TaskExit, Tier
 from controld.core.outcome import Outcome, Refused, Reply, Transition
 from controld.core.state import State
 from controld.core.transitions import requests
@@ -197,3 +199,41 @@ def drain(state: State, command: DrainNode, now: Now) -> Outcome:
     requests.remember(draft, command, command.node, now)
     draft.tell(events.of_node("node.draining", node, reason=command.reason))
     return draft.done(Reply(command.node))
+
+
+def remove(state: State, command: RemoveNode, now: Now) -> Outcome:
+    """Only a lost one that can hold nothing any more. `detail` of a refusal: LIVENESS, or LEASES or CHECKPOINTS and the
+    jobs that they belong to: shards of a job that still runs, which are nowhere else."""
+    replayed = requests.replay(state, command)
+    if replayed is not None:
+        return replayed
+    node = state.node_named(command.name)
+    if node is None:
+        return Refused(Reason.NOT_FOUND, f"nodes/{command.name}")
+    subject = f"nodes/{node.name}"
+    if node.liveness is not Liveness.EXPIRED:
+        return Refused(Reason.NOT_NOW, subject, detail=f"LIVENESS {node.liveness}")
+    draft = Draft(state)
+    leases = sorted({generation.job for generation, _ in draft.held_on(node.uid)})
+    if leases:
+        return Refused(Reason.NOT_NOW, subject, detail=f"LEASES {', '.join(leases)}")
+    kept = sorted(job for job in state.checkpoints if _only_there(state, job, node))
+    if kept:
+        return Refused(Reason.NOT_NOW, subject, detail=f"CHECKPOINTS {', '.join(kept)}")
+    draft.delete(keys.node(node.uid))
+    requests.remember(draft, command, node.uid, now)
+    draft.tell(events.of_node("node.removed", node))
+    return draft.done(Reply(node.uid))
+
+
+def _only_there(state: State, job: JobId, node: Node) -> bool:
+    """Whether a job that has not ended has shards on the node's own disk."""
+    record = state.jobs.get(job)
+    if record is None or record.state.ended:
+        return False
+    return any(
+        checkpoint.state is CheckpointState.COMMITTED
+        and checkpoint.tier is Tier.LOCAL
+        and any(part.node == node.uid for part in checkpoint.parts)
+        for checkpoint in state.checkpoints[job].values()
+    )

@@ -7,14 +7,14 @@ from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from typing import cast
 
-from controld.core.commands import CancelJob, DrainNode, Now, PlaceHold, ReleaseHold, SubmitJob
+from controld.core.commands import CancelJob, DrainNode, Now, PlaceHold, ReleaseHold, RemoveNode, SubmitJob
 from controld.core.draft import Draft
 from controld.core.model import Request
 from controld.core.outcome import FieldViolation, Refused, Reply, Transition
 from controld.core.state import State
 from virialpb.reasons import Reason
 
-FromOutside = SubmitJob | CancelJob | PlaceHold | ReleaseHold | DrainNode
+FromOutside = SubmitJob | CancelJob | PlaceHold | ReleaseHold | DrainNode | RemoveNode
 _Shape = tuple[tuple[str, object], ...]
 
 

@@ -58,5 +58,9 @@ def deleted_node(uid: str, name: str, cursor: Cursor | None) -> cluster_pb2.Watc
     return cluster_pb2.WatchNodesResponse(node=node, deleted=True, cursor=_cursor(cursor))
 
 
+def removed_node(uid: str) -> cluster_pb2.RemoveNodeResponse:
+    return cluster_pb2.RemoveNodeResponse(uid=uid)
+
+
 def nodes_marker(cursor: Cursor) -> cluster_pb2.WatchNodesResponse:
     return cluster_pb2.WatchNodesResponse(synced=True, cursor=_cursor(cursor))

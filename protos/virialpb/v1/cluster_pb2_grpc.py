@@ -59,6 +59,11 @@ class ClusterServiceStub:
                 request_serializer=virialpb_dot_v1_dot_cluster__pb2.DrainNodeRequest.SerializeToString,
                 response_deserializer=virialpb_dot_v1_dot_cluster__pb2.Node.FromString,
                 _registered_method=True)
+        self.RemoveNode = channel.unary_unary(
+                '/virialpb.v1.ClusterService/RemoveNode',
+                request_serializer=virialpb_dot_v1_dot_cluster__pb2.RemoveNodeRequest.SerializeToString,
+                response_deserializer=virialpb_dot_v1_dot_cluster__pb2.RemoveNodeResponse.FromString,
+                _registered_method=True)
         self.GetStatus = channel.unary_unary(
                 '/virialpb.v1.ClusterService/GetStatus',
                 request_serializer=virialpb_dot_v1_dot_cluster__pb2.GetStatusRequest.SerializeToString,
@@ -116,6 +121,13 @@ class ClusterServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def RemoveNode(self, request, context):
+        """Forgets a lost node for good; one that comes back joins as a new one. Refused while it may hold something.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetStatus(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -168,6 +180,11 @@ def add_ClusterServiceServicer_to_server(servicer, server):
                     servicer.DrainNode,
                     request_deserializer=virialpb_dot_v1_dot_cluster__pb2.DrainNodeRequest.FromString,
                     response_serializer=virialpb_dot_v1_dot_cluster__pb2.Node.SerializeToString,
+            ),
+            'RemoveNode': grpc.unary_unary_rpc_method_handler(
+                    servicer.RemoveNode,
+                    request_deserializer=virialpb_dot_v1_dot_cluster__pb2.RemoveNodeRequest.FromString,
+                    response_serializer=virialpb_dot_v1_dot_cluster__pb2.RemoveNodeResponse.SerializeToString,
             ),
             'GetStatus': grpc.unary_unary_rpc_method_handler(
                     servicer.GetStatus,
@@ -325,6 +342,33 @@ class ClusterService:
             '/virialpb.v1.ClusterService/DrainNode',
             virialpb_dot_v1_dot_cluster__pb2.DrainNodeRequest.SerializeToString,
             virialpb_dot_v1_dot_cluster__pb2.Node.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RemoveNode(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/virialpb.v1.ClusterService/RemoveNode',
+            virialpb_dot_v1_dot_cluster__pb2.RemoveNodeRequest.SerializeToString,
+            virialpb_dot_v1_dot_cluster__pb2.RemoveNodeResponse.FromString,
             options,
             channel_credentials,
             insecure,

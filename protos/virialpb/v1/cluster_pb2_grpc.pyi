@@ -38,6 +38,8 @@ class ClusterServiceStub:
     ReleaseHold: _grpc.UnaryUnaryMultiCallable[_cluster_pb2.ReleaseHoldRequest, _cluster_pb2.Node]
     DrainNode: _grpc.UnaryUnaryMultiCallable[_cluster_pb2.DrainNodeRequest, _cluster_pb2.Node]
     """A hold, and the node's gangs move away through a new generation."""
+    RemoveNode: _grpc.UnaryUnaryMultiCallable[_cluster_pb2.RemoveNodeRequest, _cluster_pb2.RemoveNodeResponse]
+    """Forgets a lost node for good; one that comes back joins as a new one. Refused while it may hold something."""
     GetStatus: _grpc.UnaryUnaryMultiCallable[_cluster_pb2.GetStatusRequest, _cluster_pb2.ClusterStatus]
     ListEvents: _grpc.UnaryUnaryMultiCallable[_cluster_pb2.ListEventsRequest, _cluster_pb2.ListEventsResponse]
     WatchEvents: _grpc.UnaryStreamMultiCallable[_cluster_pb2.WatchEventsRequest, _cluster_pb2.WatchEventsResponse]
@@ -54,6 +56,8 @@ class ClusterServiceAsyncStub(ClusterServiceStub):
     ReleaseHold: _aio.UnaryUnaryMultiCallable[_cluster_pb2.ReleaseHoldRequest, _cluster_pb2.Node]  # type: ignore[assignment]
     DrainNode: _aio.UnaryUnaryMultiCallable[_cluster_pb2.DrainNodeRequest, _cluster_pb2.Node]  # type: ignore[assignment]
     """A hold, and the node's gangs move away through a new generation."""
+    RemoveNode: _aio.UnaryUnaryMultiCallable[_cluster_pb2.RemoveNodeRequest, _cluster_pb2.RemoveNodeResponse]  # type: ignore[assignment]
+    """Forgets a lost node for good; one that comes back joins as a new one. Refused while it may hold something."""
     GetStatus: _aio.UnaryUnaryMultiCallable[_cluster_pb2.GetStatusRequest, _cluster_pb2.ClusterStatus]  # type: ignore[assignment]
     ListEvents: _aio.UnaryUnaryMultiCallable[_cluster_pb2.ListEventsRequest, _cluster_pb2.ListEventsResponse]  # type: ignore[assignment]
     WatchEvents: _aio.UnaryStreamMultiCallable[_cluster_pb2.WatchEventsRequest, _cluster_pb2.WatchEventsResponse]  # type: ignore[assignment]
@@ -97,6 +101,14 @@ class ClusterServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_cluster_pb2.Node, _abc.Awaitable[_cluster_pb2.Node]]:
         """A hold, and the node's gangs move away through a new generation."""
+
+    @_abc_1.abstractmethod
+    def RemoveNode(
+        self,
+        request: _cluster_pb2.RemoveNodeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_cluster_pb2.RemoveNodeResponse, _abc.Awaitable[_cluster_pb2.RemoveNodeResponse]]:
+        """Forgets a lost node for good; one that comes back joins as a new one. Refused while it may hold something."""
 
     @_abc_1.abstractmethod
     def GetStatus(

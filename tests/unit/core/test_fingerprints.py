@@ -8,7 +8,7 @@ from typing import cast
 
 import pytest
 
-from controld.core.commands import CancelJob, DrainNode, PlaceHold, ReleaseHold, SubmitJob
+from controld.core.commands import CancelJob, DrainNode, PlaceHold, ReleaseHold, RemoveNode, SubmitJob
 from controld.core.ids import JobId, NodeUid
 from controld.core.model import Hold
 from controld.core.transitions import requests
@@ -22,6 +22,7 @@ COMMANDS: tuple[requests.FromOutside, ...] = (
     PlaceHold("r3", NodeUid("n"), Hold("me", "", 9, "gpu/0")),
     ReleaseHold("r4", NodeUid("n"), "me", "gpu/0"),
     DrainNode("r5", NodeUid("n"), ""),
+    RemoveNode("r6", "n"),
 )
 
 

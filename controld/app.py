@@ -55,6 +55,7 @@ from controld.store.port import (
     StoreUnavailableError,
 )
 from controld.store.sqlite import SqliteStore
+from controld.store.sqlite_room import RESERVE_BYTES
 from virialpb.tlsfiles import TlsFilesError
 
 NS_PER_MS: Final = 1_000_000
@@ -377,6 +378,7 @@ def make_store(config: Config) -> Store:
                 Path(config.data_dir),
                 size_bytes_max=config.store.size_max_bytes,
                 first_history=SystemClock().unix_ns() // NS_PER_SECOND,
+                reserve_bytes=RESERVE_BYTES,
             )
         case StoreKind.ETCD:
             return etcd_store(config)

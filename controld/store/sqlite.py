@@ -12,8 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
-from controld.store import guard, sqlite_backup, sqlite_db, sqlite_file
-from controld.store.port import Commit, Leadership, Loaded, StoreClosedError, StoredChange, StoreStatus
+from controld.store import guard, sqlite_backup, sqlite_db, sqlite_file, sqlite_room
+from controld.store.port import Commit, Leadership, Loaded, StoreClosedError, StoredChange, StoreError, StoreStatus
 from controld.store.sqlite_db import Database
 
 T = TypeVar("T")
@@ -25,14 +25,23 @@ class SqliteStore:
     """See `controld.store.port.Store` for the contract. `directory` is made where it is missing.
 
     A new store's history begins at `first_history`. Agents may have seen an earlier one of this name: where it grows
-    with the time of making, no fencing token of a store that was lost is ever granted again.
+    with the time of making, no fencing token of a store that was lost is ever granted again. `reserve_bytes` are kept
+    on the disk for a start that finds it full.
     """
 
-    def __init__(self, directory: Path, *, size_bytes_max: int = SIZE_BYTES_MAX, first_history: int = 1) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        size_bytes_max: int = SIZE_BYTES_MAX,
+        first_history: int = 1,
+        reserve_bytes: int = 0,
+    ) -> None:
         self._directory = directory
         self._path = directory / sqlite_file.DATABASE
         self._size_bytes_max = size_bytes_max
         self._first_history = first_history
+        self._reserve_bytes = reserve_bytes
         self._lock = sqlite_file.DirectoryLock(directory)
         self._thread: ThreadPoolExecutor | None = None
         self._database: Database | None = None
@@ -145,10 +154,15 @@ class SqliteStore:
             sqlite_file.prepare(self._directory)
             self._lock.acquire()
             try:
+                sqlite_room.make(self._directory)
                 self._open_locked()
-            except BaseException:
+            except BaseException as error:
                 self._lock.release()
+                # SQLite says of a full disk whatever it failed at: no memory for its index, an unreadable file.
+                if isinstance(error, (OSError, StoreError)) and (full := sqlite_room.full(self._directory)):
+                    raise full from error
                 raise
+            sqlite_room.reserve(self._directory, self._reserve_bytes)
 
     def _open_locked(self) -> None:
         kept = sqlite_file.read_history(self._path)

@@ -11,7 +11,7 @@ import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -28,6 +28,8 @@ from controld.store.sqlite import SqliteStore
 from tests.support_store import contents, delete, put
 
 ROOT = Path(__file__).resolve().parents[2]
+RESERVE_BYTES = 5 << 20
+FREE_PORTS = ("--listen", "127.0.0.1:0", "--metrics-listen", "off")
 
 
 def run(command: list[str]) -> subprocess.CompletedProcess[str]:
@@ -48,19 +50,28 @@ async def written_by(directory: Path, who: str) -> tuple[set[int], str]:
     return {int(key.partition("/")[2]) for key in stored if key.startswith(who)}, counter
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 2 MiB."""
+@contextlib.contextmanager
+def disk_of(size_mib: int, tmp_path: Path) -> Generator[Path]:
+    """A file system of that size."""
     if os.geteuid() != 0:
         pytest.skip("needs root, to mount a small file system")
     disk = tmp_path / "disk"
     disk.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(disk)]
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={size_mib}m", "tmpfs", str(disk)]
     done = subprocess.run(mount, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         pytest.skip(f"cannot mount a small file system: {done.stderr.strip()}")
-    yield disk
-    subprocess.run(["umount", "--lazy", str(disk)], check=True)
+    try:
+        yield disk
+    finally:
+        subprocess.run(["umount", "--lazy", str(disk)], check=True)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 2 MiB."""
+    with disk_of(2, tmp_path) as disk:
+        yield disk
 
 
 @pytest.mark.root
@@ -119,6 +130,56 @@ async def test_a_full_disk_at_the_first_start_is_one_clear_error(small_disk: Pat
     store = SqliteStore(small_disk / "data")  # and nothing half made stands in the way
     await store.open()
     await store.close()
+
+
+@pytest.mark.root
+async def test_a_store_opens_on_a_disk_that_filled_up_and_takes_what_ends_work(tmp_path: Path) -> None:
+    with disk_of(48, tmp_path) as disk:
+        store = SqliteStore(disk / "data", reserve_bytes=RESERVE_BYTES)
+        await store.open()
+        leader = await store.campaign("a")
+        await store.commit(leader, 1, [put(f"k/{number}", b"x" * 4000) for number in range(100)])
+        fill(disk)
+        await store.close()
+        fill(disk)  # what closing gave back is taken too
+        again = SqliteStore(disk / "data", reserve_bytes=RESERVE_BYTES)
+        await again.open()
+        leader = await again.campaign("b")
+        await again.commit(leader, 1, [delete("k/0"), put("k/1", b"stopped")])
+        assert len(await contents(again)) == 99
+        await again.close()
+        assert not (disk / "data" / "reserve").exists()
+        (disk / "ballast").unlink()
+        await again.open()
+        await again.close()
+        assert (disk / "data" / "reserve").stat().st_size == RESERVE_BYTES
+
+
+@pytest.mark.root
+async def test_a_start_that_finds_no_room_at_all_says_so_and_what_to_do(tmp_path: Path) -> None:
+    with disk_of(48, tmp_path) as disk:
+        store = SqliteStore(disk / "data")
+        await store.open()
+        await store.commit(await store.campaign("a"), 1, [put("k")])
+        await store.close()
+        fill(disk)
+        command = [sys.executable, "-m", "controld", "--data-dir", str(disk / "data"), *FREE_PORTS]
+        done = await asyncio.to_thread(run, command)
+        assert done.returncode == 4
+        (line,) = done.stderr.splitlines()
+        assert "the disk is full" in line
+        assert "nothing was lost: free at least 4 MiB there and start controld again" in line
+        (disk / "ballast").unlink()
+        await store.open()
+        assert list(await contents(store)) == ["k"]
+        await store.close()
+
+
+def fill(disk: Path) -> None:
+    """To the last byte: a full disk has no room for a small file either."""
+    with (disk / "ballast").open("ab", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(b"x" * (64 << 10))
 
 
 @pytest.fixture(scope="session")

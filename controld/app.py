@@ -60,6 +60,7 @@ from virialpb.tlsfiles import TlsFilesError
 
 NS_PER_MS: Final = 1_000_000
 NS_PER_SECOND: Final = 1_000_000_000
+MEMBER_GONE_SECONDS: Final = 0.45
 STOP_SECONDS: Final = 5.0
 
 EXIT_FAILED: Final = 1
@@ -361,13 +362,15 @@ def leader_settings(config: Config) -> LeaderSettings:
         reconnect_ns=config.loop.reconnect_ns,
         prepare_timeout_ns=config.loop.prepare_timeout_ns,
     )
-    return LeaderSettings(
+    settings = LeaderSettings(
         limits=limits,
         renew_interval_ms=config.lease.renew_interval_ns // NS_PER_MS,
         request_keep_seconds=config.keep.requests_ns // NS_PER_SECOND,
         events_max=config.keep.events,
         ended_jobs_max=config.keep.ended_jobs,
     )
+    # Of several, whoever gets no outcome from a store that has asked again by itself makes room for another.
+    return replace(settings, commit_attempts_max=1) if config.peers else settings
 
 
 def make_store(config: Config) -> Store:
@@ -406,6 +409,12 @@ def _state_of(leader: LeaderPort) -> State:
         return State()
 
 
+def _times(config: Config) -> EtcdTimes:
+    """One of several lets another lead soon after its member is gone; a single one waits for it."""
+    times = EtcdTimes(open=config.store.open_timeout_ns / NS_PER_SECOND)
+    return replace(times, refused=MEMBER_GONE_SECONDS) if config.peers else times
+
+
 def etcd_store(config: Config, *, beside: bool = False) -> EtcdStore:
     """Not opened. `config` was validated. `beside`: a controller may have the data directory locked meanwhile."""
     store = config.store
@@ -419,7 +428,7 @@ def etcd_store(config: Config, *, beside: bool = False) -> EtcdStore:
         directory=None if beside else Path(config.data_dir),
         prefix=store.prefix,
         size_bytes_max=store.size_max_bytes,
-        times=EtcdTimes(open=store.open_timeout_ns / NS_PER_SECOND),
+        times=_times(config),
         first_history=SystemClock().unix_ns() // NS_PER_SECOND,
     )
 

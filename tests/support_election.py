@@ -25,6 +25,7 @@ from controld.store.port import (
     LeaderSeen,
     Leadership,
     Loaded,
+    MemberLostError,
     OutcomeUnknownError,
     StoredChange,
 )
@@ -40,7 +41,7 @@ class CutStore(MemoryStore):
     """A handle whose member can be cut off: nothing arrives, and its stream of commits stands still or breaks.
 
     `lose_answers`: requests arrive and take effect, and nobody hears of it. `hung`: they arrive only once that is over.
-    `lag_s`: of the stream of commits.
+    `gone`: it does not run, and refuses at once. `lag_s`: of the stream of commits.
     """
 
     def __init__(self, disk: MemoryDisk) -> None:
@@ -48,10 +49,13 @@ class CutStore(MemoryStore):
         self.cut = False
         self.lose_answers = False
         self.hung = False
+        self.gone = False
         self.lag_s = STORE_SECONDS
 
     async def _arrive(self) -> None:
         await asyncio.sleep(STORE_SECONDS)
+        if self.gone:
+            raise MemberLostError("connection refused")
         while self.hung:  # noqa: ASYNC110 - virtual time
             await asyncio.sleep(0.01)
         if self.cut:
@@ -90,6 +94,8 @@ class CutStore(MemoryStore):
         await self._answer()
 
     async def follow(self, after_revision: int) -> AsyncGenerator[Commit | LeaderSeen]:
+        if self.gone:
+            raise MemberLostError("connection refused")
         if self.cut:
             await asyncio.sleep(STORE_TIMEOUT_SECONDS)
             raise OutcomeUnknownError("no answer")

@@ -14,7 +14,7 @@ from typing import Protocol
 from controld.replica.clock import Clock
 from controld.replica.observe import Log, LogName
 from controld.replica.settings import LeaderSettings
-from controld.store.port import DeposedError, Leadership, OutcomeUnknownError, Store, StoreError
+from controld.store.port import DeposedError, Leadership, MemberLostError, OutcomeUnknownError, Store, StoreError
 
 
 class Attendant(Protocol):
@@ -28,7 +28,8 @@ class Attendant(Protocol):
 
 
 class Barrier:
-    """`proved_ns`: a BOOTTIME at or after which this leadership was certainly in force; the newest that is known."""
+    """`proved_ns`: a BOOTTIME at or after which this leadership was certainly in force; the newest that is known.
+    `hopeless`: the store's own end was not there at the last attempt, so that the next will prove nothing either."""
 
     def __init__(
         self,
@@ -42,6 +43,7 @@ class Barrier:
         on_lost: Callable[[StoreError], None],
     ) -> None:
         self.proved_ns = proved_ns
+        self.hopeless = False
         self._store = store
         self._clock = clock
         self._leadership = leadership
@@ -101,6 +103,7 @@ class Barrier:
             raise
         except Exception as error:  # noqa: BLE001 - a store that failed in any way has proved nothing
             reason = error if isinstance(error, StoreError) else OutcomeUnknownError(f"the store failed: {error!r}")
+            self.hopeless = isinstance(error, MemberLostError)
             self._log(LogName.BARRIER_FAILED, reason=reason.reason, error=str(reason))
             if self._attendant is not None:
                 self._attendant.barrier_failed()
@@ -111,7 +114,7 @@ class Barrier:
         if self._closed is not None:
             self._fail(waiting, self._closed)
             return False
-        self.proved_ns = began_ns
+        self.proved_ns, self.hopeless = began_ns, False
         for future in waiting:
             if not future.done():
                 future.set_result(None)

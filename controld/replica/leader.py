@@ -39,6 +39,7 @@ from controld.store.port import DeposedError, Leadership, OutcomeUnknownError, S
 from virialpb.reasons import Reason
 
 CLUSTER_UID_BITS = 128
+NEVER_NS = -(1 << 62)
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,6 +228,12 @@ class Leader:
     def proved_ns(self) -> int:
         """A BOOTTIME at which this leadership was certainly in force: the newest that is known."""
         return self._led().barrier.proved_ns
+
+    @property
+    def shown_ns(self) -> int:
+        """The proof that its peers go by: an old one is none where the next will fail too, because its end of the store
+        is gone. The sooner another leads then the better."""
+        return NEVER_NS if self._led().barrier.hopeless else self.proved_ns
 
     @property
     def hub(self) -> WatchHub:

@@ -222,7 +222,7 @@ class Replica:
         """Whether the leader of `token` is gone, as far as this replica knows."""
         leading, now_ns = self._leading, self._clock.boottime_ns()
         if leading is not None:
-            own, proved_ns = leading.leadership.token, leading.leader.proved_ns
+            own, proved_ns = leading.leadership.token, leading.leader.shown_ns
             return judge_leading(now_ns, own, proved_ns, token, self._timings)
         return Verdict.BLIND if self._following is None else self._following.elector.judge(token)
 
@@ -235,7 +235,7 @@ class Replica:
         self._listeners.append(listener)
         try:
             while leading is not None and self._leading is leading and not leading.leader.lost.is_set():
-                now_ns, proved_ns = self._clock.boottime_ns(), leading.leader.proved_ns
+                now_ns, proved_ns = self._clock.boottime_ns(), leading.leader.shown_ns
                 if may_ping(now_ns, proved_ns, self._timings):
                     yield Ping(leading.leadership.epoch, now_ns - proved_ns, leading.leader.state.revision)
                 # To the next multiple of the interval, also when this one came a little early.

@@ -30,6 +30,7 @@ from controld.store.port import (
     LeaderSeen,
     Leadership,
     Loaded,
+    MemberLostError,
     OutcomeUnknownError,
     StorageFullError,
     StoreClosedError,
@@ -80,6 +81,7 @@ class EtcdStore:
         self._lock: DirectoryLock | None = None
         self._first_history = first_history
         self._seen = Epoch(0, 0)
+        self._commit_seconds = 0.0
 
     async def open(self) -> None:
         """Raises StoreUnavailableError, StoreLockedError, StoreCorruptError, OSError."""
@@ -232,14 +234,18 @@ class EtcdStore:
         request = etcd_txn.commit(self._keys, leadership, seq, kept)
         self._limits.require(request)
         await self._space.require(session, kept)
-        attempts = Attempts(self._times, self._times.commit)
+        attempts = Attempts(self._times, self._times.commit, self._commit_seconds)
+        loop = asyncio.get_running_loop()
         doubt: WireError | None = None
         while await attempts.next():
+            began = loop.time()
             try:
                 response = await session.call(TXN, request, attempts.timeout)
             except WireError as error:
+                attempts.failed(error)
                 doubt = self._doubt(session, error, doubt)
                 continue
+            self._commit_seconds += (loop.time() - began - self._commit_seconds) / 8
             if response.succeeded:
                 return response.header.revision
             try:
@@ -288,6 +294,8 @@ class EtcdStore:
         try:
             response = await session.call(TXN, etcd_txn.barrier(self._keys, leadership), self._times.barrier)
         except WireError as error:
+            if meaning(error) is Meaning.REFUSED:
+                raise MemberLostError(f"no proof of leadership: {error}") from error
             raise OutcomeUnknownError(f"no proof of leadership: {error}") from error
         if not response.succeeded:
             raise DeposedError(f"{leadership.identity} led at epoch {leadership.epoch}, and leads no more")

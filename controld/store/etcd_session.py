@@ -29,16 +29,19 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class EtcdTimes:
-    """All in seconds. An attempt that is not answered is repeated with twice its time: a proposal that was lost in an
-    election of etcd is never answered (so the first is short), and a slow disk must not be asked ever faster.
+    """All in seconds. A proposal that was lost in an election of etcd is never answered: for as long as one takes
+    (`election`) attempts are short. After that each has twice the time of the last: a slow disk must not be asked ever
+    faster. `refused`: a member whose socket refuses for so long does not run, and what waits for it is told.
     """
 
-    attempt: float = 0.4
+    attempt: float = 0.2
+    election: float = 1.0
     attempt_max: float = 3.0
     pause: float = 0.02
     pause_max: float = 0.2
     commit: float = 5.0
     campaign: float = 5.0
+    refused: float = 5.0
     barrier: float = 0.5
     read: float = 10.0
     open: float = 30.0
@@ -49,25 +52,41 @@ class EtcdTimes:
 
 
 class Attempts:
-    """`while await attempts.next(): ...` until the time is over; the first attempt is always made."""
+    """`while await attempts.next(): ...` until the time is over; the first attempt is always made.
 
-    def __init__(self, times: EtcdTimes, total_seconds: float) -> None:
-        self.timeout = times.attempt / 2
+    `usual_seconds`: what one takes where all is well; none is given less than twice that.
+    """
+
+    def __init__(self, times: EtcdTimes, total_seconds: float, usual_seconds: float = 0.0) -> None:
+        self.timeout = min(max(times.attempt, 2 * usual_seconds), times.attempt_max)
         self._times = times
         self._pause = times.pause / 2
-        self._end = asyncio.get_running_loop().time() + total_seconds
+        self._began = asyncio.get_running_loop().time()
+        self._end = self._began + total_seconds
         self._made = 0
+        self._refused_at: float | None = None
 
     async def next(self) -> bool:
-        self.timeout = min(self.timeout * 2, self._times.attempt_max)
         self._made += 1
         if self._made == 1:
             return True
+        now = asyncio.get_running_loop().time()
+        if now - self._began >= self._times.election:
+            self.timeout = min(self.timeout * 2, self._times.attempt_max)
         self._pause = min(self._pause * 2, self._times.pause_max)
-        if asyncio.get_running_loop().time() + self._pause >= self._end:
+        if now + self._pause >= self._end:
+            return False
+        if self._refused_at is not None and now - self._refused_at >= self._times.refused:
             return False
         await asyncio.sleep(self._pause)
         return True
+
+    def failed(self, error: WireError) -> None:
+        """How the last attempt ended, where it is of interest that nobody listens."""
+        if meaning(error) is not Meaning.REFUSED:
+            self._refused_at = None
+        elif self._refused_at is None:
+            self._refused_at = asyncio.get_running_loop().time()
 
 
 class Session:

@@ -74,10 +74,12 @@ class Meaning(Enum):
     COMPACTED = auto()
     FUTURE = auto()
     NO_LEASE = auto()
+    REFUSED = auto()
     DOUBT = auto()
 
 
-# etcd's own texts (api/v3rpc/rpctypes/error.go), the same in 3.4 to 3.6, and those of gRPC for a message too long.
+# etcd's own texts (api/v3rpc/rpctypes/error.go), the same in 3.4 to 3.6, and those of gRPC for a message too long and
+# for an address where nobody listens.
 _TEXTS: Final = (
     ("mvcc: database space exceeded", Meaning.FULL),
     ("request is too large", Meaning.TOO_LARGE),
@@ -86,6 +88,7 @@ _TEXTS: Final = (
     ("required revision has been compacted", Meaning.COMPACTED),
     ("required revision is a future revision", Meaning.FUTURE),
     ("requested lease not found", Meaning.NO_LEASE),
+    ("failed to connect to all addresses", Meaning.REFUSED),
 )
 
 

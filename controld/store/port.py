@@ -118,6 +118,10 @@ class OutcomeUnknownError(StoreError):
     reason = Reason.OUTCOME_UNKNOWN
 
 
+class MemberLostError(OutcomeUnknownError):
+    """Nobody listens where the store's own end beside this controller should be: another has to lead."""
+
+
 class StorageFullError(StoreError):
     """Nothing was written: no space."""
 
@@ -195,7 +199,7 @@ class Store(Protocol):
         ...
 
     async def barrier(self, leadership: Leadership) -> None:
-        """Raises DeposedError or OutcomeUnknownError."""
+        """Raises DeposedError, OutcomeUnknownError, MemberLostError."""
         ...
 
     def watch(self, after_revision: int) -> AsyncIterator[Commit]:

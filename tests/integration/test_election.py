@@ -91,6 +91,25 @@ def test_calls_that_come_during_an_election_wait_for_its_outcome() -> None:
     run(main)
 
 
+def test_a_leader_whose_member_is_gone_does_not_hold_on_to_its_name() -> None:
+    """Else its last proof would count until it is old, and the silence of it only then begin."""
+
+    async def main() -> None:
+        cluster = Cluster()
+        leader = await cluster.start()
+        await cluster.settled()
+        leader.store.gone = True
+        began_s = now_s()
+        await cluster.leader(but=leader)
+        assert now_s() - began_s < 0.8
+        leader.store.gone = False
+        await cluster.settled()
+        assert cluster.takeovers() == 2
+        await cluster.stop()
+
+    run(main)
+
+
 def test_a_leader_that_is_restarted_at_once_leads_again_without_asking_anyone() -> None:
     async def main() -> None:
         cluster = Cluster()

@@ -94,8 +94,17 @@ def _greets(address: str, context: ssl.SSLContext) -> bool:
         return False
 
 
+def next_after(failed: str, addresses: Sequence[str], index: int) -> int:
+    """The index of whom to ask after `failed`, which may have been named by another: not the same one again."""
+    following = index + 1
+    return following + (addresses[following % len(addresses)] == failed)
+
+
 def channel_options() -> list[tuple[str, int]]:
     return [
+        # A connection is made when it is asked for: what another one met at the same address a moment ago, and how long
+        # that one would wait now, says nothing of a controller that was started again meanwhile.
+        ("grpc.use_local_subchannel_pool", 1),
         ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
         # A host that is gone says nothing: another controller is asked some seconds later, not a minute.
         ("grpc.keepalive_time_ms", 6_000),

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from virial import errors
-from virial._connect import Tls, addresses_from
+from virial._connect import Tls, addresses_from, next_after
 from virial._published import address_file, default_address, publish_address, withdraw_address
 from virial.errors import InvalidRequestError, VirialError, error_for
 from virialpb.errors import Violation, details_for
@@ -31,6 +31,13 @@ def test_a_malformed_address_is_named(address: str) -> None:
     with pytest.raises(InvalidRequestError, match="is not host:port") as caught:
         addresses_from(address)
     assert address in str(caught.value)
+
+
+def test_the_next_to_be_asked_is_another_where_there_is_one() -> None:
+    assert next_after("a:1", ("a:1", "b:2", "c:3"), 0) == 1
+    assert next_after("b:2", ("a:1", "b:2", "c:3"), 0) == 2, "it was named by another, and failed a moment ago"
+    assert next_after("d:4", ("a:1", "b:2", "c:3"), 2) == 3
+    assert next_after("a:1", ("a:1",), 0) > 0
 
 
 def test_no_address_says_how_to_give_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

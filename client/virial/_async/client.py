@@ -12,7 +12,7 @@ from typing import Self, TypeVar
 
 from virial import convert
 from virial._async.io import Connection, Lock, RpcError, answers_tls, sleep
-from virial._connect import Tls, addresses_from
+from virial._connect import Tls, addresses_from, next_after
 from virial._retry import Attempts, leader_address
 from virial._watch import JobWatch
 from virial.errors import ForkedClientError, UnavailableError, VirialError, error_for
@@ -417,7 +417,7 @@ class Client:
                 return  # another call has done it already
             self._connection = Connection(leader, self._tls) if leader else None
             if not leader:
-                self._next += 1
+                self._next = next_after(connection.address, self._addresses, self._next)
         await connection.retire()
 
     async def _in_words(self, error: VirialError) -> VirialError:

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from virial import convert
-from virial._connect import Tls, addresses_from
+from virial._connect import Tls, addresses_from, next_after
 from virial._retry import Attempts, leader_address
 from virial._sync.io import Connection, Lock, RpcError, answers_tls, sleep
 from virial._watch import JobWatch
@@ -415,7 +415,7 @@ class SyncClient:
                 return  # another call has done it already
             self._connection = Connection(leader, self._tls) if leader else None
             if not leader:
-                self._next += 1
+                self._next = next_after(connection.address, self._addresses, self._next)
         connection.retire()
 
     def _in_words(self, error: VirialError) -> VirialError:

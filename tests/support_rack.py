@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import io
 import shutil
+import sys
 from collections.abc import AsyncGenerator, Callable
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -145,6 +146,17 @@ async def rack(number: int = 3, **member_changes: Any) -> AsyncGenerator[Rack]:
         finally:
             for post in posts:
                 await post.lose()
+
+
+async def run(*words: str) -> tuple[int, str]:
+    """A command as an operator types it: (exit status, what it said)."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", *words, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+    )
+    async with asyncio.timeout(HANG_SECONDS):
+        said, _ = await process.communicate()
+    assert process.returncode is not None
+    return process.returncode, said.decode()
 
 
 def wiped(config: MemberConfig) -> MemberConfig:

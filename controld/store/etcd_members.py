@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from controld.store import member_config
@@ -32,6 +33,7 @@ CHANGE_SECONDS: Final = 20.0
 _RETRY_SECONDS: Final = 0.25
 
 # etcd's own texts (api/v3rpc/rpctypes/error.go), the same in 3.4 to 3.6.
+_ALARM: Final = re.compile(r"memberID:(\d+)\s+alarm:(\w+)")
 _NOT_NOW: Final = ("unhealthy cluster", "too many learner members", "leader changed", "no leader", "request timed out")
 _NOT_IN_STEP: Final = "in sync with leader"
 _GONE: Final = "member not found"
@@ -52,9 +54,6 @@ class EtcdMembers:
 
     async def look(self) -> Look:
         response = await self._ask(STATUS, pb.StatusRequest(), self._session().times.status)
-        alarms = await self._ask(
-            ALARM, pb.AlarmRequest(action=pb.AlarmRequest.GET, alarm=pb.NONE), self._session().times.status
-        )
         return Look(
             id=response.header.member_id,
             version=response.version,
@@ -62,8 +61,8 @@ class EtcdMembers:
             applied_index=response.raft_applied_index,
             size_bytes=response.db_size,
             used_bytes=response.db_size_in_use,
-            full_ids=_alarmed(alarms, pb.NOSPACE),
-            corrupt_ids=_alarmed(alarms, pb.CORRUPT),
+            full_ids=_alarmed(response.errors, "NOSPACE"),
+            corrupt_ids=_alarmed(response.errors, "CORRUPT"),
             defragmenting=self._defragmenting,
         )
 
@@ -147,8 +146,10 @@ def _unavailable(error: WireError) -> StoreUnavailableError:
     return StoreUnavailableError(f"the etcd member does not answer: {error}")
 
 
-def _alarmed(response: pb.AlarmResponse, kind: int) -> tuple[int, ...]:
-    return tuple(sorted({alarm.member_id for alarm in response.alarms if alarm.alarm == kind}))
+def _alarmed(errors: Iterable[str], kind: str) -> tuple[int, ...]:
+    """From what a member says of itself: to be asked for its alarms, it would need a majority."""
+    found = (_ALARM.search(text) for text in errors)
+    return tuple(sorted({int(alarm[1]) for alarm in found if alarm is not None and alarm[2] == kind}))
 
 
 def _members(listed: Sequence[pb.Member]) -> tuple[Listed, ...]:

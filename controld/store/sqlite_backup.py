@@ -10,10 +10,6 @@ from pathlib import Path
 from controld.store import sqlite_db, sqlite_file
 from controld.store.port import StoreCorruptError
 
-# Beside the database, while it is taken into another store, and afterwards.
-IMPORTING = ".importing"
-IMPORTED = ".imported"
-
 
 def write(path: Path, target: Path) -> None:
     """A whole and checked copy of the database `path`, as of one moment, under `target`. Writers are not held up.
@@ -33,7 +29,7 @@ def stage_import(path: Path) -> Path:
 
     Raises FileNotFoundError where there is neither, OSError, StoreCorruptError, StorageFullError.
     """
-    staged = path.with_name(path.name + IMPORTING)
+    staged = path.with_name(path.name + sqlite_file.IMPORTING)
     if path.exists():
         sqlite_file.check(path)
         with sqlite_file.new_file(staged) as partial:
@@ -48,8 +44,8 @@ def stage_import(path: Path) -> Path:
 
 def end_import(path: Path) -> Path:
     """What was staged is in the other store: keep it under another name."""
-    done = path.with_name(path.name + IMPORTED)
-    path.with_name(path.name + IMPORTING).replace(done)
+    done = path.with_name(path.name + sqlite_file.IMPORTED)
+    path.with_name(path.name + sqlite_file.IMPORTING).replace(done)
     sqlite_file.sync(path.parent)
     return done
 

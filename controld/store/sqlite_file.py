@@ -28,6 +28,9 @@ from controld.store.port import (
 )
 
 DATABASE = "state.sqlite3"
+# Beside the database, while it is taken into another store, and afterwards.
+IMPORTING = ".importing"
+IMPORTED = ".imported"
 
 _MAGIC = b"SQLite format 3\0"
 _HEADER_BYTES = 100
@@ -210,6 +213,10 @@ def _side_files(path: Path) -> Iterator[Path]:
 
 def require_absent(path: Path) -> None:
     """A directory without its database must look new. Raises StoreCorruptError where it was in use before."""
+    if (taken := path.with_name(path.name + IMPORTED)).exists():
+        raise StoreCorruptError(
+            f"{path}: was taken into etcd ({taken.name} is what it was); set store.kind to etcd and store.member_dir"
+        )
     traces = [*_side_files(path), *(file for file in [_history_file(path)] if file.exists())]
     if traces:
         raise StoreCorruptError(

@@ -90,6 +90,7 @@ def test_one_grows_to_three_and_the_gang_goes_on() -> None:
         assert "there is no SQLite store" in again.stderr
         old = run("controld", "--data-dir", str(data_dir), "--listen", "127.0.0.1:0", "--metrics-listen", "off")
         assert old.returncode == 4, "the one it was cannot begin again beside the three"
+        assert "was taken into etcd" in old.stderr
         addresses = grown(made, stack, directories)
         with SyncClient(addresses, timeout_s=HANG_SECONDS) as three:
             assert three.submit_job(spec, request_id="first").id == job, "it is answered as the first time"

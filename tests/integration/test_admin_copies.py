@@ -21,22 +21,11 @@ from controld.store import codec, sqlite_backup, sqlite_file
 from controld.store.port import StoredChange
 from controld.store.sqlite import SqliteStore
 from tests import support_etcd
-from tests.support_rack import HANG_SECONDS, JOB, rack
+from tests.support_rack import JOB, rack, run
 from tests.support_service import quick_config
 from tests.support_store import contents, put
 from virial import Client
 from virial.errors import ConflictError
-
-
-async def run(*words: str) -> tuple[int, str]:
-    """A command as an operator types it: (exit status, what it said)."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", *words, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
-    )
-    async with asyncio.timeout(HANG_SECONDS):
-        said, _ = await process.communicate()
-    assert process.returncode is not None
-    return process.returncode, said.decode()
 
 
 async def test_a_backup_of_three_comes_back_and_what_came_after_it_is_given_up(tmp_path: Path) -> None:

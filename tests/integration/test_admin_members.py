@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from controld.store.member import MemberProcess, MemberQuarantinedError, supervise
-from tests.support_rack import HANG_SECONDS, Rack, rack, until, wiped
+from tests.support_rack import HANG_SECONDS, Rack, rack, run, until, wiped
 from virial.errors import ConflictError, InvalidRequestError, NotFoundError
 
 
@@ -33,7 +33,10 @@ async def test_a_dead_member_is_replaced_and_nothing_acknowledged_is_lost(three:
         await dead.lose()
         await three.write(client)
         async with asyncio.timeout(HANG_SECONDS):
-            while not any(f"store member {gone.name} does not" in p for p in (await client.get_status()).problems):
+            while True:
+                problems = (await client.get_status()).problems
+                if any(f"store member {gone.name} does not answer" in problem for problem in problems):
+                    break
                 await asyncio.sleep(0.1)
         # One whose disk was emptied is not taken by the others as what it was.
         fresh = MemberProcess(wiped(dead.member.config))
@@ -91,6 +94,10 @@ async def test_without_a_majority_nothing_is_removed_and_every_controller_says_s
                     break
                 await asyncio.sleep(0.1)
         assert {m.name for m in found.members} == set(listed), "as the member has them, without asking the others"
+        status, said = await run("virial.cli", "status", "--address", last.config.listen, "--timeout", "2")
+        assert status == 4
+        assert "the store has no majority: 1 of its 3 members answer" in said, said
+        assert f"controller {first.config.listen} does not answer" in said
 
 
 async def test_the_leadership_is_moved_to_the_one_that_is_named(three: Rack) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import importlib.metadata
 import os
 import random
@@ -19,6 +18,7 @@ from controld.clock import SystemClock
 from controld.config import Config, StoreKind, is_loopback
 from controld.core.state import State
 from controld.core.validate import SpecLimits
+from controld.heap import keep_loaded, keep_survivors
 from controld.matching.port import PlannerLostError, PlannerPort, Snapshot
 from controld.operating import operating
 from controld.ports import Ports, forget_ports, write_ports
@@ -268,6 +268,7 @@ class App:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._signalled, stopping)
+        keep_survivors()
         await self.start()
         over = self.leader.lost if self._replica is None else self._replica.broken
         waits = [asyncio.create_task(stopping.wait()), asyncio.create_task(over.wait())]
@@ -387,12 +388,6 @@ def make_store(config: Config) -> Store:
             return etcd_store(config)
         case StoreKind.MEMORY:
             return MemoryStore()
-
-
-def keep_loaded() -> None:
-    """What was loaded lives as long as the process: a full collection must not walk it again and stall the loop."""
-    gc.collect()
-    gc.freeze()
 
 
 async def _warm_up(planner: PlannerPort) -> None:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 PEER_PORT: Final = 2380
 PORT: Final = 7700
 DIRECTORY: Final = "/var/lib/virial"
+CERTS: Final = "/etc/virial/certs"
 SIZES: Final = (3, 5)
 
 DataDir = Annotated[
@@ -163,12 +164,13 @@ def _steps(pairs: list[tuple[str, str]]) -> list[tuple[str, str, tuple[str, ...]
     peers = " ".join(f"--peer {name}=https://{host}:{PEER_PORT}" for name, host in pairs)
     addresses = ",".join(f"{host}:{PORT}" for _, host in pairs)
     first, host = pairs[0]
-    files = "--peer-ca ca.pem --peer-certificate {name}.pem --peer-key {name}.key"
+    tls = f"--tls-certificate {CERTS}/certificate.pem --tls-key {CERTS}/key.pem --tls-client-ca {CERTS}/ca.pem"
+    files = f"--peer-ca {CERTS}/members-ca.pem --peer-certificate {CERTS}/member.pem --peer-key {CERTS}/member-key.pem"
     settings = f"--store-kind etcd --store-member-dir {DIRECTORY}/member --data-dir {DIRECTORY}/controld"
     steps: list[tuple[str, str, tuple[str, ...]]] = [
         (
             "where your certificates are made",
-            "one for each controller, unless it has one already",
+            f"one for each controller, copied to {CERTS} there",
             tuple(f"virial admin certs issue controller {name} --host {name} --host {host}" for name, host in pairs),
         )
     ]
@@ -176,7 +178,7 @@ def _steps(pairs: list[tuple[str, str]]) -> list[tuple[str, str, tuple[str, ...]
         (
             f"{h} ({name})",
             "start the member of the store, and leave it running",
-            (f"controld member --name {name} {peers} {files.format(name=name)} --directory {DIRECTORY}/member",),
+            (f"controld member --name {name} {peers} {files} --directory {DIRECTORY}/member",),
         )
         for name, h in pairs
     ]
@@ -192,7 +194,6 @@ def _steps(pairs: list[tuple[str, str]]) -> list[tuple[str, str, tuple[str, ...]
         )
     )
     for name, h in pairs:
-        tls = f"--tls-certificate {name}.pem --tls-key {name}.key --tls-client-ca ca.pem"
         start = f"controld --identity {name} --listen {h}:{PORT} --peers {addresses} {settings} {tls}"
         steps.append((f"{h} ({name})", "start the controller, with these settings", (start,)))
     steps.append(

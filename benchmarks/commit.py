@@ -30,6 +30,7 @@ from controld.clock import SystemClock
 from controld.core.commands import AdmitNode, PlaceHold, ReleaseHold
 from controld.core.ids import Incarnation, NodeUid
 from controld.core.model import Hold
+from controld.heap import keep_survivors
 from controld.matching.engine import plan
 from controld.replica.leader import Leader
 from controld.replica.planner import InlinePlanner
@@ -143,6 +144,7 @@ def main() -> None:
     parser.add_argument("--directory", type=Path, help="an empty folder on the disk to be measured")
     parser.add_argument("--json", action="store_true", help="one line of JSON")
     options = parser.parse_args()
+    keep_survivors()  # as controld does
     result = asyncio.run(run(options))
     if options.json:
         print(json.dumps(result))

@@ -10,7 +10,6 @@ import signal
 import socket
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
@@ -30,10 +29,12 @@ from controld.replica.leader import Leader
 from controld.replica.planner import ProcessPlanner
 from controld.replica.replica import Replica
 from controld.replica.settings import LeaderSettings
+from controld.securing import Security, load_security
 from controld.service.address import AddressError, check_address
 from controld.service.backend import Backend, LeaderPort
 from controld.service.event_log import write_events
-from controld.service.gate import CertificateGate, Gate, OpenGate
+from controld.service.issuer import IssuerError
+from controld.service.join_server import JoinServer
 from controld.service.metrics import Metrics
 from controld.service.metrics_http import MetricsServer
 from controld.service.peers import GrpcPeers
@@ -143,7 +144,7 @@ class App:
         forget_ports(Path(config.data_dir))
         # Before it leads: a start that is bound to fail shall not depose anyone.
         check_addresses(config)
-        tls = self._load_tls()
+        security = self._load_security()
         metrics = Metrics(METHODS)
         planner = self._planner
         if planner is None:
@@ -155,7 +156,7 @@ class App:
             parts = _Parts(SystemClock(), random.SystemRandom(), planner, settings, identity, metrics)
             leader: LeaderPort
             if config.peers:
-                leader = self._replica = self._one_of_several(store, parts, tls)
+                leader = self._replica = self._one_of_several(store, parts, security.asks)
             else:
                 leader = await self._alone(store, parts)
         except StoreError as error:
@@ -184,8 +185,12 @@ class App:
             admin=operated.admin,
         )
         make_id = lambda: f"c-{parts.rng.getrandbits(96):024x}"  # noqa: E731
-        server = ApiServer(backend, log=self._log, metrics=metrics, make_id=make_id, gate=gate_of(tls))
-        ports = await self._listen(server, MetricsServer(metrics.registry), tls)
+        registrar = security.registrar(leader)
+        server = ApiServer(
+            backend, log=self._log, metrics=metrics, make_id=make_id, gate=security.gate(), registrar=registrar
+        )
+        joins = JoinServer(registrar, log=self._log, metrics=metrics, make_id=make_id)
+        ports = await self._listen(server, MetricsServer(metrics.registry), joins, security)
         if self._replica is not None:
             await self._replica.start()
             if operated.care is not None:
@@ -225,9 +230,8 @@ class App:
         if not isinstance(store, EtcdStore | MemoryStore):
             raise StartError("peers: several controllers need a store that they share: store.kind etcd", EXIT_CONFIG)
         # Controllers show each other the certificates that they serve with.
-        shown = tls.content if tls is not None and tls.asks else None
-        peers = self._peers = GrpcPeers(config.address, shown)
-        if tls is not None and tls.asks:
+        peers = self._peers = GrpcPeers(config.address, None if tls is None else tls.content)
+        if tls is not None:
             tls.on_change.append(peers.renew)
         self._stack.push_async_callback(peers.close)
         election = config.election
@@ -301,21 +305,20 @@ class App:
         self._stack.push_async_callback(store.close)
         return store
 
-    def _load_tls(self) -> ServerTls | None:
+    def _load_security(self) -> Security:
         """Raises StartError."""
-        files = self._config.tls
-        if files.certificate is None or files.key is None:
-            return None
-        tls = ServerTls(certificate=files.certificate, key=files.key, client_ca=files.client_ca, log=self._log)
         try:
-            tls.load()
-        except TlsFilesError as error:
+            security = load_security(self._config, self._log)
+        except (TlsFilesError, IssuerError) as error:
             raise StartError(f"cannot use the TLS files: {error}", EXIT_CONFIG) from error
-        self._stack.callback(asyncio.create_task(tls.watch(), name="TLS files").cancel)
-        return tls
+        if security.tls is not None:
+            self._stack.callback(asyncio.create_task(security.tls.watch(), name="TLS files").cancel)
+        return security
 
-    async def _listen(self, server: ApiServer, metrics_server: MetricsServer, tls: ServerTls | None) -> Ports:
-        config = self._config
+    async def _listen(
+        self, server: ApiServer, metrics_server: MetricsServer, joins: JoinServer, security: Security
+    ) -> Ports:
+        config, tls = self._config, security.tls
         host, port = config.grpc_address
         if tls is None and not is_loopback(host):
             self._log(LogName.CONTROLD_INSECURE, listen=config.listen)
@@ -324,7 +327,9 @@ class App:
         except AddressError as error:
             raise _port_error(error, "--listen") from error
         self._server = server
-        ports = Ports(_join(host, bound), await self._serve_metrics(metrics_server))
+        ports = Ports(
+            _join(host, bound), await self._serve_metrics(metrics_server), await self._serve_joins(joins, security)
+        )
         directory = Path(config.data_dir)
         try:
             write_ports(directory, ports)
@@ -334,6 +339,16 @@ class App:
         return ports
 
     async def _serve_metrics(self, server: MetricsServer) -> str:
+    async def _serve_joins(self, server: JoinServer, security: Security) -> str:
+        if security.join_address is None or security.tls is None:
+            return ""
+        try:
+            bound = await server.start(*security.join_address, security.tls)
+        except AddressError as error:
+            raise _port_error(error, "--tls-join-listen") from error
+        self._stack.push_async_callback(server.stop)
+        return _join(security.join_address[0], bound)
+
         address = self._config.metrics_address
         if address is None:
             return ""
@@ -357,7 +372,6 @@ class App:
 
 def leader_settings(config: Config) -> LeaderSettings:
     limits = Limits(
-        renew_ns=config.lease.renew_interval_ns,
         grace_ns=config.lease.grace_ns,
         session_fence_after_ns=config.lease.fence_after_ns,
         reconnect_ns=config.loop.reconnect_ns,
@@ -458,13 +472,6 @@ def version() -> str:
         return importlib.metadata.version("virial")
     except importlib.metadata.PackageNotFoundError:  # run from a checkout that was never installed
         return "0+unknown"
-
-
-def gate_of(tls: ServerTls | None) -> Gate:
-    """Callers are known by their certificates, where they are asked for them."""
-    if tls is None or not tls.asks:
-        return OpenGate()
-    return CertificateGate(tls.identity.cluster, tls.authorities, lambda: datetime.now(UTC))
 
 
 def _port_error(error: OSError, flag: str) -> StartError:

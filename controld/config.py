@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from controld.core.spec import SECOND_NS
+from virialpb.addresses import is_loopback, parse_address
 from controld.store.etcd_endpoint import SOCKET, EndpointError, parse_endpoint
 from virialpb.layered import ConfigError, Loaded, load
 from virialpb.units import format_duration_ns
@@ -58,7 +59,13 @@ class StoreConfig:
 
 @dataclass(frozen=True, slots=True)
 class TlsConfig:
-    """PEM files. With `client_ca`, callers must show a certificate that it signed."""
+    """PEM files. With `client_ca`, callers must show a certificate that it signed, and may what the role in it may.
+
+    With an issuer, which `client_ca` signed or is, nodes join at `join_listen` by a token and renew by themselves.
+    """
+    issuer_certificate: str | None = None
+    issuer_key: str | None = None
+    join_listen: str = OFF
 
     certificate: str | None = None
     key: str | None = None
@@ -263,7 +270,26 @@ def _tls(config: Config) -> list[tuple[str, str]]:
         found.append(("tls.client_ca", text))
     if tls.client_ca is not None and tls.certificate is None:
         found.append(("tls.client_ca", "callers can be asked for certificates only over TLS; set tls.certificate"))
-    for name, path in (("certificate", tls.certificate), ("key", tls.key), ("client_ca", tls.client_ca)):
+    if (tls.issuer_certificate is None) != (tls.issuer_key is None):
+        missing = "tls.issuer_key" if tls.issuer_key is None else "tls.issuer_certificate"
+        found.append((missing, "is missing: an issuer's certificate and its key come together"))
+    if tls.issuer_certificate is not None and tls.client_ca is None:
+        found.append(("tls.client_ca", "is missing: certificates of nodes are good for nothing where nobody asks"))
+    if tls.join_listen != OFF:
+        try:
+            parse_address(tls.join_listen)
+        except ValueError as error:
+            found.append(("tls.join_listen", str(error)))
+        if tls.issuer_certificate is None:
+            found.append(("tls.join_listen", "nodes can join only where tls.issuer_certificate and issuer_key are set"))
+    files = {
+        "certificate": tls.certificate,
+        "key": tls.key,
+        "client_ca": tls.client_ca,
+        "issuer_certificate": tls.issuer_certificate,
+        "issuer_key": tls.issuer_key,
+    }
+    for name, path in files.items():
         if path is not None and not Path(path).is_file():
             found.append((f"tls.{name}", f"{path} is not a file"))
     return found

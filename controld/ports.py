@@ -6,7 +6,7 @@ import json
 import os
 import tempfile
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
@@ -15,15 +15,16 @@ PORTS_FILE: Final = "ports.json"
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """Where a started controller listens, HOST:PORT; `metrics_address` empty: nowhere."""
+    """Where a started controller listens, HOST:PORT; an address that is empty: nowhere."""
 
     grpc_address: str
     metrics_address: str
+    join_address: str = ""
 
 
 def write_ports(directory: Path, ports: Ports) -> None:
     """Tell local programs where the controller listens. Whole or not at all. Raises OSError."""
-    content = {"grpc_address": ports.grpc_address, "metrics_address": ports.metrics_address, "pid": os.getpid()}
+    content = {**asdict(ports), "pid": os.getpid()}
     descriptor, name = tempfile.mkstemp(prefix=f".{PORTS_FILE}.", dir=directory)  # made with mode 0600
     try:
         with os.fdopen(descriptor, "w") as file:

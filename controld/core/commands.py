@@ -73,6 +73,24 @@ class RemoveNode:
 
 
 @dataclass(frozen=True, slots=True)
+class CreateJoinToken:
+    """The hash of its secret names it, so it needs no request id."""
+
+    secret_sha256: str
+    node: str
+    ttl_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class UseJoinToken:
+    """`key_sha256`: of the public key that is to be certified; the same one may ask again."""
+
+    secret_sha256: str
+    node: str
+    key_sha256: str
+
+
+@dataclass(frozen=True, slots=True)
 class AdmitNode:
     """A hello: a new node, a new incarnation of a known one, or the same one again (then nothing changes).
 
@@ -266,6 +284,8 @@ Command = (
     | ReleaseHold
     | DrainNode
     | RemoveNode
+    | CreateJoinToken
+    | UseJoinToken
     | AdmitNode
     | ReportInventory
     | MarkSuspect

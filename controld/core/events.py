@@ -30,6 +30,8 @@ KINDS: Final = frozenset(
         "node.removed",
         "node.duplicate",
         "node.draining",
+        "node.certified",
+        "token.created",
         "inventory.changed",
         "hold.placed",
         "hold.released",

@@ -13,6 +13,7 @@ from controld.core.model import (
     EventPack,
     Generation,
     Job,
+    JoinToken,
     Node,
     Record,
     Request,
@@ -54,6 +55,10 @@ def request_pack(number: int) -> str:
     return f"answered/{number:016d}"
 
 
+def join_token(secret_sha256: str) -> str:
+    return f"joins/{secret_sha256}"
+
+
 def of(record: Record) -> str:
     """The key a record belongs under."""
     return _OF[type(record)](record)
@@ -69,4 +74,5 @@ _OF: Final[dict[type[Record], Callable[[Any], str]]] = {
     Event: lambda record: event(record.sequence),
     EventPack: lambda record: event_pack(record.number),
     RequestPack: lambda record: request_pack(record.number),
+    JoinToken: lambda record: join_token(record.secret_sha256),
 }

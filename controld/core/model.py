@@ -338,4 +338,15 @@ class RequestPack:
     requests: tuple[Request, ...]
 
 
-Record = Cluster | Node | Job | Generation | Checkpoint | Request | Event | EventPack | RequestPack
+@dataclass(frozen=True, slots=True)
+class JoinToken:
+    """Lets one new node ask for its first certificate. Known by the hash of a secret that is nowhere stored; `used_by`:
+    the public key it was used for (hexadecimal sha256), empty before."""
+
+    secret_sha256: str
+    node: str
+    expire_time_unix_ns: int
+    used_by: str = ""
+
+
+Record = Cluster | Node | Job | Generation | Checkpoint | Request | Event | EventPack | RequestPack | JoinToken

@@ -20,6 +20,7 @@ from controld.core.model import (
     EventPack,
     Generation,
     Job,
+    JoinToken,
     Node,
     Record,
     Request,
@@ -58,6 +59,7 @@ class State:
     )
     requests: dict[str, Request] = field(default_factory=dict[str, Request])
     events: dict[int, Event] = field(default_factory=dict[int, Event])
+    join_tokens: dict[str, JoinToken] = field(default_factory=dict[str, JoinToken])
     created: dict[str, int] = field(default_factory=dict[str, int])
     modified: dict[str, int] = field(default_factory=dict[str, int])
     # Requests and events are looked up one by one, and stored and dropped by the commit: key -> what is under it.
@@ -165,6 +167,8 @@ class State:
             case "checkpoints":
                 job, _, id_ = rest.partition("/")
                 return self.checkpoints.get(JobId(job), {}).get(CheckpointId(id_))
+            case "joins":
+                return self.join_tokens.get(rest)
             case "requests":
                 return next(iter(self.request_packs.get(key, ())), None)
             case "events":
@@ -207,6 +211,8 @@ class State:
                 self.checkpoints.setdefault(record.job, {})[record.id] = record
             case Cluster():
                 self.cluster = record
+            case JoinToken():
+                self.join_tokens[record.secret_sha256] = record
             case EventPack():
                 self._put_events(change.key, record.events)
             case RequestPack():
@@ -256,6 +262,8 @@ class State:
             case "checkpoints":
                 job, _, id_ = rest.partition("/")
                 self._delete_nested(self.checkpoints, JobId(job), CheckpointId(id_))
+            case "joins":
+                self.join_tokens.pop(rest, None)
             case "requests" | "answered":
                 self._drop_requests(key)
             case "events" | "told":

@@ -38,6 +38,10 @@ def flight_key(command: Command) -> FlightKey:
             return (kind, command.job, str(command.number))
         case c.CommitGo() | c.MarkActive() | c.MarkProgress() | c.StopGeneration() | c.EndGeneration():
             return (kind, command.job, str(command.generation))
+        case c.CreateJoinToken():
+            return (kind, command.secret_sha256)
+        case c.UseJoinToken():
+            return (kind, command.secret_sha256, command.key_sha256)
         case c.Prune():
             return (kind,)
 

@@ -14,7 +14,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Final, Protocol
 
 from controld.service.failures import CallError
-from controld.service.roles import HEALTH, may
+from controld.service.roles import HEALTH, JOIN, may
 from virialpb.errors import details_for
 from virialpb.identity import Identity, Role
 from virialpb.reasons import Reason
@@ -61,6 +61,15 @@ class OpenGate:
     """Without certificates whoever reaches the address may do everything: on loopback, and by --insecure."""
 
     def admit(self, method: str, peer: Peer) -> Caller:
+        return ANYONE
+
+
+class JoinGate:
+    """Of the address where nodes join: nothing else is served there."""
+
+    def admit(self, method: str, peer: Peer) -> Caller:
+        if method != JOIN and not method.startswith(HEALTH):
+            raise _denied(method.rpartition("/")[2], "at this address nodes join, and nothing else is done")
         return ANYONE
 
 

@@ -13,6 +13,8 @@ from virialpb.identity import Role
 
 # Not even a certificate is asked for: it says only that the process serves.
 HEALTH: Final = "/grpc.health.v1.Health/"
+# At an address of its own: who asks has no certificate yet, and shows a token.
+JOIN: Final = "/virialpb.v1.JoinService/Join"
 
 _PEOPLE: Final = frozenset({Role.USER, Role.ADMIN})
 _ADMINS: Final = frozenset({Role.ADMIN})
@@ -34,15 +36,18 @@ _SERVICES: Final[Mapping[str, tuple[frozenset[Role], tuple[str, ...]]]] = {
         _ADMINS,
         ("ListControllers", "AddMember", "RemoveMember", "ReplaceMember", "MoveLeader", "Backup"),
     ),
+    "virialpb.v1.CertificateService": (_ADMINS, ("CreateJoinToken",)),
     # What the API is, no more; `grpcurl` asks it.
     "grpc.reflection.v1alpha.ServerReflection": (_PEOPLE, ("ServerReflectionInfo",)),
 }
 # Taking a node from everyone is an operator's, as in Slurm (`scontrol update` of a node) and Nomad (`node:write`).
 _OPERATORS: Final = ("PlaceHold", "ReleaseHold", "DrainNode", "RemoveNode")
 
-ROLES: Final[Mapping[str, frozenset[Role]]] = {
+_BASE: Final[Mapping[str, frozenset[Role]]] = {
     f"/{service}/{method}": roles for service, (roles, methods) in _SERVICES.items() for method in methods
 } | {f"/virialpb.v1.ClusterService/{method}": _ADMINS for method in _OPERATORS}
+
+ROLES: Final[Mapping[str, frozenset[Role]]] = _BASE | {"/virialpb.v1.CertificateService/RenewCertificate": _NODES}
 
 
 def may(role: Role, method: str) -> bool:

@@ -17,15 +17,28 @@ from controld.service.cluster import ClusterServicer
 from controld.service.gate import Gate
 from controld.service.interceptor import CallInterceptor
 from controld.service.job import JobServicer
+from controld.service.join import CertificateServicer, Registrar
 from controld.service.log_reads import LogRoutes
 from controld.service.metrics import Metrics
 from controld.service.node import NodeServicer
 from controld.service.replica import ReplicaServicer
 from controld.service.telemetry import StructLog
 from controld.service.tls import ServerTls
-from virialpb.v1 import admin_pb2_grpc, cluster_pb2_grpc, job_pb2_grpc, node_pb2_grpc, replica_pb2_grpc
+from virialpb.v1 import (
+    admin_pb2_grpc,
+    cluster_pb2_grpc,
+    job_pb2_grpc,
+    join_pb2_grpc,
+    node_pb2_grpc,
+    replica_pb2_grpc,
+)
 
-SERVICES = ("virialpb.v1.JobService", "virialpb.v1.ClusterService", "virialpb.v1.NodeService")
+SERVICES = (
+    "virialpb.v1.JobService",
+    "virialpb.v1.ClusterService",
+    "virialpb.v1.NodeService",
+    "virialpb.v1.CertificateService",
+)
 # Not served in a simulation.
 ADMIN_SERVICE = "virialpb.v1.AdminService"
 # Served by one of several controllers only.
@@ -38,6 +51,8 @@ METHODS = frozenset(
         cluster_pb2_grpc.ClusterServiceServicer,
         node_pb2_grpc.NodeServiceServicer,
         replica_pb2_grpc.ReplicaServiceServicer,
+        join_pb2_grpc.CertificateServiceServicer,
+        join_pb2_grpc.JoinServiceServicer,
     )
     for name in vars(servicer)
     if not name.startswith("_")
@@ -72,7 +87,14 @@ class ApiServer:
     """
 
     def __init__(
-        self, backend: Backend, *, log: StructLog, metrics: Metrics, make_id: Callable[[], str], gate: Gate
+        self,
+        backend: Backend,
+        *,
+        log: StructLog,
+        metrics: Metrics,
+        make_id: Callable[[], str],
+        gate: Gate,
+        registrar: Registrar,
     ) -> None:
 
         def revision() -> tuple[int, int]:
@@ -84,6 +106,7 @@ class ApiServer:
         job_pb2_grpc.add_JobServiceServicer_to_server(JobServicer(backend, routes), self._server)
         cluster_pb2_grpc.add_ClusterServiceServicer_to_server(ClusterServicer(backend), self._server)
         node_pb2_grpc.add_NodeServiceServicer_to_server(NodeServicer(backend, routes), self._server)
+        join_pb2_grpc.add_CertificateServiceServicer_to_server(CertificateServicer(registrar), self._server)
         self._services = SERVICES
         if backend.admin is not None:
             self._services = (*self._services, ADMIN_SERVICE)

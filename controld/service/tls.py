@@ -28,7 +28,6 @@ class ServerTls:
         self._asks = client_ca is not None
         self._log = log
         self._content: TlsContent | None = None
-        self._given: TlsContent | None = None
         self._authorities: tuple[x509.Certificate, ...] = ()
         self._identity: Identity | None = None
         self.on_change: list[Callable[[TlsContent], None]] = []
@@ -59,11 +58,20 @@ class ServerTls:
         """Raises TlsFilesError."""
         self._take(self._files.read())
 
-    def credentials(self) -> grpc.ServerCredentials:
-        """For the server; it asks again at each handshake."""
-        self._given = self.content
-        fetch: Any = self._fetch  # gRPC takes None for "as before"; its stubs do not know
-        return grpc.dynamic_ssl_server_credentials(_configuration(self._given), fetch, self._asks)
+    def credentials(self, *, ask: bool = True) -> grpc.ServerCredentials:
+        """For one server; it looks again at each handshake. `ask` False: not even where there is a `client_ca`."""
+        given = self.content
+
+        def fetch() -> grpc.ServerCertificateConfiguration | None:
+            """Called by gRPC, from a thread of its own. None: as before."""
+            nonlocal given
+            if self.content is given:
+                return None
+            given = self.content
+            return _configuration(given)
+
+        changing: Any = fetch  # the stubs do not know that it may give None
+        return grpc.dynamic_ssl_server_credentials(_configuration(given), changing, ask and self._asks)
 
     async def watch(self) -> None:
         """Until cancelled. A change that cannot be used is told once, and what was there stays in use."""
@@ -102,14 +110,6 @@ class ServerTls:
         if self._identity is not None and self._identity.cluster != identity.cluster:
             raise TlsFilesError(f"tls.certificate is of the cluster {identity.cluster}, not {self._identity.cluster}")
         self._content, self._authorities, self._identity = content, authorities, identity
-
-    def _fetch(self) -> grpc.ServerCertificateConfiguration | None:
-        """Called by gRPC, from a thread of its own, at each handshake. None: as before."""
-        content = self.content
-        if content is self._given:
-            return None
-        self._given = content
-        return _configuration(content)
 
 
 def _configuration(content: TlsContent) -> grpc.ServerCertificateConfiguration:

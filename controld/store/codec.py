@@ -19,13 +19,14 @@ from controld.core.model import (
     EventPack,
     Generation,
     Job,
+    JoinToken,
     Node,
     Record,
     Request,
     RequestPack,
 )
 from controld.core.state import Change
-from controld.store import codec_gang, codec_node
+from controld.store import codec_gang, codec_joins, codec_node
 from controld.store import codec_values as values
 from controld.store.port import RecordError, StoredChange
 from virialpb.store.v1 import records_pb2 as pb
@@ -83,6 +84,8 @@ def _message(record: Record) -> Message:
             return codec_gang.generation(record)
         case Checkpoint():
             return codec_gang.checkpoint(record)
+        case JoinToken():
+            return codec_joins.join_token(record)
         case EventPack():
             return pb.EventPack(number=record.number, events=[_event(event) for event in record.events])
         case RequestPack():
@@ -169,6 +172,7 @@ _READERS: dict[str, Callable[[bytes], Record]] = {
     "checkpoints": lambda data: codec_gang.from_checkpoint(pb.Checkpoint.FromString(data)),
     "requests": lambda data: _from_request(pb.Request.FromString(data)),
     "events": lambda data: _from_event(pb.Event.FromString(data)),
+    "joins": codec_joins.read_join_token,
     "answered": _read_request_pack,
     "told": _read_event_pack,
 }

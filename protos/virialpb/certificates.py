@@ -6,6 +6,7 @@ Keys are on the curve P-256. Times are aware datetimes and come in as arguments.
 
 from __future__ import annotations
 
+import hashlib
 import ipaddress
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -120,6 +121,12 @@ def requested_key(pem: bytes) -> ec.EllipticCurvePublicKey:
     if not isinstance(key, ec.EllipticCurvePublicKey) or key.curve.key_size < 256:
         raise CertificateError("the key of the request must be on the curve P-256 or a larger one")
     return key
+
+
+def key_sha256(key: ec.EllipticCurvePublicKey) -> str:
+    """Hexadecimal; names a key without showing it."""
+    spki = key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
+    return hashlib.sha256(spki).hexdigest()
 
 
 def issue(

@@ -46,6 +46,7 @@ KINDS = {
     "checkpoint": "checkpoints",
     "request": "requests",
     "event": "events",
+    "join-token": "joins",
     "request-pack": "answered",
     "event-pack": "told",
 }

@@ -34,6 +34,7 @@ from virialpb.v1 import job_pb2
 
 SERVICES = (
     "virialpb.v1.AdminService",
+    "virialpb.v1.CertificateService",
     "virialpb.v1.ClusterService",
     "virialpb.v1.JobService",
     "virialpb.v1.NodeService",

@@ -36,7 +36,7 @@ def every_method() -> set[str]:
 
 
 def methods_without_roles() -> set[str]:
-    return {method for method in every_method() if not roles.ROLES.get(method)}
+    return {method for method in every_method() - JOINING if not roles.ROLES.get(method)}
 
 
 @pytest.mark.row("H12")
@@ -44,11 +44,11 @@ def test_every_method_of_every_service_has_its_roles() -> None:
     assert len(every_method()) > 20
     assert methods_without_roles() == set()
     served_by_others = {"/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"}
-    assert set(roles.ROLES) - every_method() - served_by_others - JOINING == set()
+    assert set(roles.ROLES) - every_method() - served_by_others == set()
 
 
 # Served at an address of its own, where nobody has a certificate yet.
-JOINING: set[str] = set()
+JOINING = {roles.JOIN}
 
 
 @pytest.mark.row("H12", defect="method_without_roles")
@@ -64,7 +64,7 @@ def test_who_may_what() -> None:
     def allowed(role: Role) -> set[str]:
         return {name.rpartition("/")[2] for name, who in roles.ROLES.items() if role in who}
 
-    assert allowed(Role.NODE) == {"Control", "Bulk"}
+    assert allowed(Role.NODE) == {"Control", "Bulk", "RenewCertificate"}
     assert allowed(Role.CONTROLLER) == {"Ping", "AskAgreement", "HandOver", "Look", "Defragment"}
     for_users = allowed(Role.USER)
     assert {"SubmitJob", "CancelJob", "GetStatus", "ListNodes", "ReadLogs"} <= for_users

@@ -17,10 +17,13 @@ from controld.core.spec import GangSpec, JobSpec, Resources, TaskSpec
 from controld.store import codec
 from controld.store.port import RecordError
 from tests.support_records import RECORDS, field_types, filled, is_optional, is_structure, reachable
+from virialpb.store.v1 import joins_pb2
 from virialpb.store.v1 import records_pb2 as pb
 
 STRUCTURES = sorted({kind for record in RECORDS for kind in reachable(record)}, key=lambda kind: kind.__name__)
-MESSAGES: dict[str, type[Message]] = {name: getattr(pb, name) for name in pb.DESCRIPTOR.message_types_by_name}
+MESSAGES: dict[str, type[Message]] = {
+    name: getattr(module, name) for module in (pb, joins_pb2) for name in module.DESCRIPTOR.message_types_by_name
+}
 
 
 @pytest.mark.parametrize("kind", STRUCTURES, ids=lambda kind: kind.__name__)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from controld.core import commands as c
 from controld.core.outcome import Outcome
 from controld.core.state import State
-from controld.core.transitions import checkpoints, generations, jobs, leases, nodes, prune
+from controld.core.transitions import checkpoints, generations, jobs, joins, leases, nodes, prune
 
 __all__ = ["decide"]
 
@@ -28,6 +28,10 @@ def decide(state: State, command: c.Command, now: c.Now) -> Outcome:
             return nodes.drain(state, command, now)
         case c.RemoveNode():
             return nodes.remove(state, command, now)
+        case c.CreateJoinToken():
+            return joins.create(state, command, now)
+        case c.UseJoinToken():
+            return joins.use(state, command, now)
         case c.AdmitNode():
             return nodes.admit(state, command, now)
         case c.ReportInventory():

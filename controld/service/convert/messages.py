@@ -47,6 +47,13 @@ from virialpb.v1.job_pb2 import (
     WatchJobsRequest,
     WatchJobsResponse,
 )
+from virialpb.v1.join_pb2 import (
+    CertificateResponse,
+    CreateJoinTokenRequest,
+    CreateJoinTokenResponse,
+    JoinRequest,
+    RenewCertificateRequest,
+)
 from virialpb.v1.node_pb2 import BulkDown, BulkUp, ControlDown, ControlUp
 from virialpb.v1.replica_pb2 import (
     AskAgreementRequest,
@@ -70,10 +77,13 @@ __all__ = [
     "BulkDown",
     "BulkUp",
     "CancelJobRequest",
+    "CertificateResponse",
     "ChangeMembersResponse",
     "ClusterStatus",
     "ControlDown",
     "ControlUp",
+    "CreateJoinTokenRequest",
+    "CreateJoinTokenResponse",
     "DefragmentRequest",
     "DefragmentResponse",
     "DrainNodeRequest",
@@ -85,6 +95,7 @@ __all__ = [
     "HandOverRequest",
     "HandOverResponse",
     "Job",
+    "JoinRequest",
     "ListControllersRequest",
     "ListControllersResponse",
     "ListEventsRequest",
@@ -107,6 +118,7 @@ __all__ = [
     "RemoveMemberRequest",
     "RemoveNodeRequest",
     "RemoveNodeResponse",
+    "RenewCertificateRequest",
     "ReplaceMemberRequest",
     "SubmitJobRequest",
     "WatchEventsRequest",

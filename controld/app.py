@@ -338,7 +338,6 @@ class App:
         self._stack.callback(forget_ports, directory)
         return ports
 
-    async def _serve_metrics(self, server: MetricsServer) -> str:
     async def _serve_joins(self, server: JoinServer, security: Security) -> str:
         if security.join_address is None or security.tls is None:
             return ""
@@ -349,6 +348,7 @@ class App:
         self._stack.push_async_callback(server.stop)
         return _join(security.join_address[0], bound)
 
+    async def _serve_metrics(self, server: MetricsServer) -> str:
         address = self._config.metrics_address
         if address is None:
             return ""

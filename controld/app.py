@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from controld.clock import SystemClock
-from controld.config import Config, StoreKind, is_loopback
+from controld.config import Config, StoreKind
 from controld.core.state import State
 from controld.core.validate import SpecLimits
 from controld.heap import keep_loaded, keep_survivors
@@ -57,6 +57,7 @@ from controld.store.port import (
 )
 from controld.store.sqlite import SqliteStore
 from controld.store.sqlite_room import RESERVE_BYTES
+from virialpb.addresses import is_loopback
 from virialpb.tlsfiles import TlsFilesError
 
 NS_PER_MS: Final = 1_000_000

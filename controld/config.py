@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -11,18 +10,15 @@ from pathlib import Path
 from typing import Final
 
 from controld.core.spec import SECOND_NS
-from virialpb.addresses import is_loopback, parse_address
 from controld.store.etcd_endpoint import SOCKET, EndpointError, parse_endpoint
+from virialpb.addresses import is_loopback, parse_address
 from virialpb.layered import ConfigError, Loaded, load
+from virialpb.lease import fence_after_min_ns
 from virialpb.units import format_duration_ns
 
 ENVIRONMENT_PREFIX: Final = "VIRIAL_CONTROLD"
 DEFAULT_FILE: Final = "/etc/virial/controld.toml"
 OFF: Final = "off"
-# The agents' (noded.core.lease): what they need to kill a task, and by how much clocks may run apart. No settings,
-# since an agent that believed otherwise than its controller would outlive its lease.
-KILL_BUDGET_NS: Final = SECOND_NS
-DRIFT_PERCENT: Final = 1
 _PREFIX: Final = re.compile(r"[a-z0-9-]{1,64}")
 
 
@@ -63,13 +59,13 @@ class TlsConfig:
 
     With an issuer, which `client_ca` signed or is, nodes join at `join_listen` by a token and renew by themselves.
     """
-    issuer_certificate: str | None = None
-    issuer_key: str | None = None
-    join_listen: str = OFF
 
     certificate: str | None = None
     key: str | None = None
     client_ca: str | None = None
+    issuer_certificate: str | None = None
+    issuer_key: str | None = None
+    join_listen: str = OFF
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +86,7 @@ class LeaseConfig:
     @property
     def fence_after_min_ns(self) -> int:
         """The least fence_after: fence_after * (1 - drift) - kill budget - 2 * renew_interval > recovery."""
-        needed_ns = KILL_BUDGET_NS + 2 * self.renew_interval_ns + self.recovery_ns
-        return -(-needed_ns * 100 // (100 - DRIFT_PERCENT)) + 1
+        return fence_after_min_ns(2 * self.renew_interval_ns + self.recovery_ns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,28 +193,6 @@ def load_config(
 def validate(config: Config) -> list[tuple[str, str]]:
     """(setting, what is wrong and what to do) of every broken rule between settings."""
     return [*_addresses(config), *_tls(config), *_store(config), *_lease(config), *_loop(config), *_peers(config)]
-
-
-def parse_address(text: str) -> tuple[str, int]:
-    """HOST:PORT, an IPv6 host in brackets. Raises ValueError."""
-    host, colon, port = text.rpartition(":")
-    if host.startswith("[") and host.endswith("]"):
-        host = host[1:-1]
-    elif ":" in host:
-        raise ValueError(f"'{text}' has an IPv6 host without brackets: write [HOST]:PORT")
-    if not colon or not host or not port.isascii() or not port.isdecimal() or int(port) > 65_535:
-        raise ValueError(f"'{text}' is not HOST:PORT with a port of 0 to 65535, such as 127.0.0.1:7700")
-    return host, int(port)
-
-
-def is_loopback(host: str) -> bool:
-    """A name other than localhost may lead anywhere, so it does not count."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _local(address: str) -> bool:

@@ -6,7 +6,6 @@ Units: settings that are sizes, CPU or times are written as quantities (`memory 
 from __future__ import annotations
 
 import hashlib
-import ipaddress
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -14,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
+from virialpb.addresses import is_loopback, parse_address
 from virialpb.layered import ConfigError, Loaded, load
 from virialpb.units import format_bytes, format_cpu_millis
 
@@ -134,22 +134,12 @@ def _tls_problems(tls: TlsConfig) -> list[str]:
     return errors
 
 
-def is_loopback(host: str) -> bool:
-    """A name other than localhost may lead anywhere, so it does not count."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
 def split_address(address: str) -> tuple[str, int] | None:
     """(host, port) of HOST:PORT or [V6]:PORT; None when it is neither."""
-    host, colon, port = address.rpartition(":")
-    if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65_535:
+    try:
+        return parse_address(address)
+    except ValueError:
         return None
-    return host.strip("[]"), int(port)
 
 
 @dataclass(frozen=True, slots=True)

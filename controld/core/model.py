@@ -293,7 +293,6 @@ class Checkpoint:
     state: CheckpointState = CheckpointState.BEGUN
     parts: tuple[ShardPart, ...] = ()
     begin_time_unix_ns: int = 0
-    failed_loads: int = 0
 
 
 @dataclass(frozen=True, slots=True)

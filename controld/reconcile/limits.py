@@ -9,7 +9,6 @@ from controld.core.spec import SECOND_NS
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    renew_ns: int = SECOND_NS
     grace_ns: int = SECOND_NS
     session_fence_after_ns: int = 60 * SECOND_NS
     # A node that this leader has never heard: agents need this long to find a new leader.

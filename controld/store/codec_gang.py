@@ -196,7 +196,6 @@ def checkpoint(value: Checkpoint) -> pb.Checkpoint:
         state=value.state,
         parts=[_part(part) for part in value.parts],
         begin_time_unix_ns=value.begin_time_unix_ns,
-        failed_loads=value.failed_loads,
     )
 
 
@@ -213,7 +212,6 @@ def from_checkpoint(value: pb.Checkpoint) -> Checkpoint:
         state=values.name_of(CheckpointState, value.state, "state"),
         parts=tuple(_from_part(part) for part in value.parts),
         begin_time_unix_ns=value.begin_time_unix_ns,
-        failed_loads=value.failed_loads,
     )
 
 

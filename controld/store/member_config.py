@@ -20,6 +20,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from controld.store.etcd_endpoint import SOCKET, SOCKET_PATH_BYTES_MAX
+from virialpb.addresses import is_loopback
 
 SIZES: Final = (1, 3, 5)
 QUOTA_RESERVE_BYTES: Final = 64 << 20
@@ -109,15 +110,8 @@ def _check_peer(name: str, url: str, *, secure: bool) -> None:
     if (parts.scheme == "https") != secure:
         todo = "set the peers' TLS files" if parts.scheme == "https" else "write https://, since TLS files are set"
         raise MemberConfigError(f"{name}: {url}: {todo}")
-    if not secure and not _is_loopback(host):
+    if not secure and not is_loopback(host):
         raise MemberConfigError(f"{name}: {url} can be reached from other machines, so its peers need TLS files")
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _is_address(host: str) -> bool:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from noded.core.lease import NS_PER_MS
 from noded.core.messages import Sample, SlotStatus, TaskExit
+from virialpb.lease import NS_PER_MS
 
 INTERVAL_MS: Final = 1_000
 INTERVAL_MS_MIN: Final = 50

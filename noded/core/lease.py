@@ -10,16 +10,10 @@ from __future__ import annotations
 
 from typing import Final
 
-NS_PER_MS: Final = 1_000_000
-RHO_PERCENT: Final = 1
-KILL_BUDGET_NS: Final = 1_000 * NS_PER_MS
+from virialpb.lease import lease_length_ns
+
 BEATS_REMEMBERED_MAX: Final = 1024
 """An ack that is later than so many beats is worth nothing: no fence_after is that long in renewals it could save."""
-
-
-def lease_length_ns(fence_after_ms: int) -> int:
-    """How long a renewal holds, from its send time. Negative for a fence_after too short to hold at all."""
-    return fence_after_ms * NS_PER_MS * (100 - RHO_PERCENT) // 100 - KILL_BUDGET_NS
 
 
 class LeaseClock:

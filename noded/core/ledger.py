@@ -14,7 +14,6 @@ from typing import Final
 
 from noded.core.events import ArgumentValue, DirectoryFailed, TaskCalled
 from noded.core.instructions import GuardianReply, Instruction, MakeDirectory, ResultValue, SendTaskCall
-from noded.core.lease import NS_PER_MS
 from noded.core.messages import (
     CallBody,
     CheckpointBeginCall,
@@ -26,6 +25,7 @@ from noded.core.messages import (
 )
 from noded.core.slots import Slot
 from virialpb.ids import CheckpointId, SlotId, valid_id
+from virialpb.lease import NS_PER_MS
 from virialpb.reasons import Reason
 
 PENDING_MAX: Final = 1000

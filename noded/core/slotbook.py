@@ -26,7 +26,7 @@ from noded.core.instructions import (
     Remember,
     VerifyShard,
 )
-from noded.core.lease import NS_PER_MS, LeaseClock
+from noded.core.lease import LeaseClock
 from noded.core.messages import (
     WHOLE_THOUSANDTHS,
     CheckpointOutcome,
@@ -43,6 +43,7 @@ from noded.core.messages import (
 from noded.core.slots import STOPPED, Phase, Slot, adopted, record_of, token_order
 from noded.core.slottable import SLOTS_MAX, SlotTable
 from virialpb.ids import CheckpointId, SlotId, Token
+from virialpb.lease import NS_PER_MS
 from virialpb.reasons import ExitReason, PrepareFailure, StopReason
 
 KILL_SLACK_NS: Final = 500 * NS_PER_MS

@@ -13,9 +13,9 @@ from enum import Enum, auto
 from typing import Final
 
 from noded.core.events import GuardianSlot, GuardianState, Progress
-from noded.core.lease import NS_PER_MS
 from noded.core.messages import DeviceGrant, Prepare, SlotRecord, SlotState, SlotStatus, TaskExit
 from virialpb.ids import SlotId, Token
+from virialpb.lease import NS_PER_MS
 from virialpb.reasons import ExitReason, PrepareFailure
 
 

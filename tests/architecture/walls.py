@@ -30,7 +30,7 @@ IMPURE_MODULES = frozenset(
     }
 )
 # Standard-library-only parts of virialpb: the one piece of the contract that the two pure cores share.
-PURE_CONTRACT = frozenset({"virialpb.ids", "virialpb.reasons", "virialpb.units"})
+PURE_CONTRACT = frozenset({"virialpb.ids", "virialpb.lease", "virialpb.reasons", "virialpb.units"})
 IMPURE_BUILTINS = frozenset({"open", "print", "input", "exec", "eval", "__import__"})
 
 # Compiled messages stop at these files; compiled service stubs at the rooms that speak gRPC.

@@ -13,9 +13,9 @@ from noded.core import events as e
 from noded.core import instructions as i
 from noded.core import messages as m
 from noded.core.agent import AgentCore
-from noded.core.lease import lease_length_ns
 from noded.core.slots import token_order
 from virialpb.ids import NO_EPOCH, Epoch, NodeUid, SlotId, Token
+from virialpb.lease import lease_length_ns
 from virialpb.reasons import ExitReason, PrepareFailure
 
 SECOND = 1_000_000_000

@@ -7,18 +7,15 @@ from collections.abc import Mapping
 import pytest
 
 from controld.config import (
-    DRIFT_PERCENT,
-    KILL_BUDGET_NS,
     Config,
     LeaseConfig,
     StoreKind,
-    is_loopback,
     load_config,
-    parse_address,
 )
 from noded.config import load_config as load_noded
-from noded.core import lease
+from virialpb.addresses import is_loopback, parse_address
 from virialpb.layered import ConfigError, Loaded
+from virialpb.lease import NS_PER_MS, fence_after_min_ns, lease_length_ns
 
 
 def load(toml: str = "", environ: Mapping[str, str] | None = None, **flags: object) -> Loaded[Config]:
@@ -108,8 +105,12 @@ def test_the_least_fence_after_follows_from_the_other_times() -> None:
     assert load(lease__fence_after="4s41ms").value.lease.fence_after_ns == 4_041_000_000
 
 
-def test_both_ends_count_with_the_same_constants() -> None:
-    assert (lease.KILL_BUDGET_NS, lease.RHO_PERCENT) == (KILL_BUDGET_NS, DRIFT_PERCENT)
+def test_the_least_fence_after_makes_a_lease_that_outlasts_the_silence() -> None:
+    """What the controller demands is worth what the agent makes of it."""
+    for silence_ns in (0, 1_000_000_000, 3_000_000_000, 59_999_000_000):
+        least_ms = -(-fence_after_min_ns(silence_ns) // NS_PER_MS)
+        assert lease_length_ns(least_ms) > silence_ns
+        assert lease_length_ns(least_ms - 2) <= silence_ns
 
 
 def test_a_node_is_not_suspect_before_it_could_have_come_back() -> None:

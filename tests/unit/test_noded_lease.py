@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from noded.core.epochs import Admission, LeaderEpoch
-from noded.core.lease import BEATS_REMEMBERED_MAX, LeaseClock, lease_length_ns
+from noded.core.lease import BEATS_REMEMBERED_MAX, LeaseClock
 from virialpb.ids import Epoch
+from virialpb.lease import lease_length_ns
 
 SECOND = 1_000_000_000
 

@@ -222,7 +222,6 @@ EXPECTED: dict[str, Record] = {
             ShardPart(1, N2, 0, "blake2b:ff00", "shard-1", True),
         ),
         begin_time_unix_ns=DAY,
-        failed_loads=1,
     ),
     "join-token": JoinToken("5e" * 32, "node-7", 1_700_000_000_000_000_000, "c0" * 32),
     "request-pack": RequestPack(6, (Request("req:1", "sha:abc", "jobs/pretrain-12", DAY), Request("req:2", "", "", 0))),

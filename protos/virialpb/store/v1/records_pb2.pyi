@@ -1027,7 +1027,6 @@ class Checkpoint(_message.Message):
     STATE_FIELD_NUMBER: _builtins.int
     PARTS_FIELD_NUMBER: _builtins.int
     BEGIN_TIME_UNIX_NS_FIELD_NUMBER: _builtins.int
-    FAILED_LOADS_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     id: _builtins.str
     generation: _builtins.int
@@ -1037,7 +1036,6 @@ class Checkpoint(_message.Message):
     directory: _builtins.str
     state: _builtins.str
     begin_time_unix_ns: _builtins.int
-    failed_loads: _builtins.int
     @_builtins.property
     def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___ShardPart]: ...
     def __init__(
@@ -1053,11 +1051,10 @@ class Checkpoint(_message.Message):
         state: _builtins.str = ...,
         parts: _abc.Iterable[Global___ShardPart] | None = ...,
         begin_time_unix_ns: _builtins.int = ...,
-        failed_loads: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["begin_time_unix_ns", b"begin_time_unix_ns", "directory", b"directory", "failed_loads", b"failed_loads", "generation", b"generation", "id", b"id", "job", b"job", "parts", b"parts", "state", b"state", "step", b"step", "tier", b"tier", "world_size", b"world_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begin_time_unix_ns", b"begin_time_unix_ns", "directory", b"directory", "generation", b"generation", "id", b"id", "job", b"job", "parts", b"parts", "state", b"state", "step", b"step", "tier", b"tier", "world_size", b"world_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -17,7 +17,6 @@ import tempfile
 import time
 from collections import Counter
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final
 
@@ -47,6 +46,7 @@ from noded.worker import Worker, WorkRefused, WorkTimeout
 from virialpb.layered import ConfigError
 from virialpb.rdl import RdlError, parse_document
 from virialpb.tlsfiles import TlsFiles, TlsFilesError
+from virialpb.version import own_version
 
 MACHINE_SECONDS: Final = 20.0
 LOOK_SECONDS: Final = 0.25
@@ -271,13 +271,6 @@ def facts_of(config: NodedConfig, declared: Declared) -> NodeFacts:
         labels=tuple(sorted((dict(declared.labels) | dict(config.labels)).items())),
         version=own_version(),
     )
-
-
-def own_version() -> str:
-    try:
-        return version("virial")
-    except PackageNotFoundError:
-        return "unknown"
 
 
 def tls_files(tls: TlsConfig) -> TlsFiles | None:

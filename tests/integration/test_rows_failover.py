@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import json
+import os
 import signal
-import subprocess
-import sys
-from contextlib import suppress
-from dataclasses import dataclass, replace
-from itertools import groupby
+from dataclasses import replace
 from pathlib import Path
 
-import grpc
 import pytest
-from grpc import aio
 
 from controld.core.commands import SubmitJob
 from controld.core.ids import Epoch
@@ -26,19 +20,14 @@ from controld.replica.replica import Replica
 from controld.store import guard
 from tests import support_etcd
 from tests.support_agents import SUSPECT_S, cluster_with, end, events, job_generation, job_state, liveness
+from tests.support_controllers import CONTROLD, HANG_SECONDS, JOB, Controllers
 from tests.support_core import spec
 from tests.support_election import Cluster, submit
 from tests.support_replica import run
 from tests.support_rows import Defect, Rows, each_defect, each_row
-from tests.support_service import job_spec
 from virial import Client
-from virialpb.ids import parse_epoch
-from virialpb.v1 import job_pb2, job_pb2_grpc
 
 Patch = pytest.MonkeyPatch
-ROOT = Path(__file__).resolve().parents[2]
-HANG_SECONDS = 60.0
-JOB = "train"
 
 # F7: a backup that was told to take a new configuration led beside the leader, and a second takeover failed.
 
@@ -141,95 +130,6 @@ def test_the_row_catches(row: str, defect: Defect, monkeypatch: pytest.MonkeyPat
 # -- with processes
 
 
-@dataclass
-class Ack:
-    """`number`: of the job that was made, in order of commits. `by`: the controller that said so."""
-
-    number: int
-    by: str
-
-
-class Controllers:
-    """Three `controld` on one etcd, and a writer to each that is never sent on to another.
-
-    `program` is what each runs, `controld` itself or one with a defect.
-    """
-
-    def __init__(self, directory: Path, endpoint: str, program: str) -> None:
-        self._directory = directory
-        self._store = ["--store-kind", "etcd", "--store-endpoints", endpoint]
-        self._store += ["--store-prefix", support_etcd.fresh_prefix()]
-        self._program = program
-        self.names = ("c0", "c1", "c2")
-        ports = support_etcd.free_ports(3)
-        self.addresses = {name: f"127.0.0.1:{port}" for name, port in zip(self.names, ports, strict=True)}
-        self.processes: dict[str, subprocess.Popen[bytes]] = {}
-        self.acks: list[Ack] = []
-        self.writing: list[asyncio.Task[None]] = []
-
-    def start(self, name: str, *flags: str) -> None:
-        argv = [sys.executable, "-c", self._program, "--identity", name, "--metrics-listen", "off", *self._store]
-        argv += ["--data-dir", str(self._directory / name), "--listen", self.addresses[name], *flags]
-        if "--peers" not in flags:
-            argv += ["--peers", ",".join(self.addresses.values())]
-        with self.log_file(name).open("ab") as log:
-            self.processes[name] = subprocess.Popen(argv, cwd=ROOT, stdout=log, stderr=log)
-
-    def serves(self, name: str) -> bool:
-        return (self._directory / name / "ports.json").exists()
-
-    def log_file(self, name: str) -> Path:
-        return self._directory / f"{name}.log"
-
-    def end(self) -> None:
-        for process in self.processes.values():
-            process.kill()
-            process.wait()
-
-    async def write(self, name: str) -> None:
-        """Until cancelled. A request whose answer is unknown is given up: what it did is nobody's."""
-        number = 0
-        while True:
-            async with aio.insecure_channel(self.addresses[name]) as channel:
-                jobs = job_pb2_grpc.JobServiceStub(channel)
-                with suppress(grpc.RpcError):
-                    while True:
-                        number += 1
-                        request = job_pb2.SubmitJobRequest(request_id=f"{name}-{number}", spec=job_spec(name=JOB))
-                        answer = await jobs.SubmitJob(request, timeout=10)
-                        self.acks.append(Ack(int(answer.name.rpartition("-")[2]), name))
-                        await asyncio.sleep(0.05)
-            await asyncio.sleep(0.05)
-
-    async def acked_by(self, *names: str) -> str:
-        """Who of them it is that acknowledges something from now on."""
-        seen = len(self.acks)
-        async with asyncio.timeout(HANG_SECONDS):
-            while True:
-                for task in self.writing:
-                    if task.done():
-                        task.result()
-                found = [ack.by for ack in self.acks[seen:] if ack.by in names]
-                if found:
-                    return found[0]
-                await asyncio.sleep(0.02)
-
-    def leaderships(self) -> list[tuple[Epoch, str]]:
-        """As the controllers told of them: (epoch, by whom)."""
-        entries = [
-            (json.loads(line), name)
-            for name in self.names
-            for line in self.log_file(name).read_text().splitlines()
-            if '"leader.started"' in line
-        ]
-        return [(parse_epoch(entry["epoch"]), name) for entry, name in entries]
-
-    def leaders(self) -> list[str]:
-        """By whom commits were made, in their order: once each leadership, unless two led at a time."""
-        return [by for by, _ in groupby(ack.by for ack in sorted(self.acks, key=lambda ack: ack.number))]
-
-
-CONTROLD = "import sys; from controld.__main__ import main; sys.exit(main(sys.argv[1:]))"
 TAKES_ITSELF_FOR_THE_LEADER = f"""
 from controld.replica.election import Knowledge
 Knowledge.own = property(lambda known: known.incumbent is not None and known.heard_ns is None)
@@ -242,13 +142,13 @@ async def back_and_forth(controllers: Controllers) -> None:
     names = controllers.names
     for name in names:
         controllers.start(name, *PATIENT)
-    await listened_to(controllers)
+    await controllers.listened_to()
     leader = await controllers.acked_by(*names)
     before = sorted(controllers.leaderships())
     # A standby first: nothing of what it is told may make it lead.
     standby = next(name for name in names if name != leader)
     await restart(controllers, standby, *PATIENT, "--election-ping-interval", "150ms", "--keep-events", "500")
-    await listened_to(controllers)
+    await controllers.listened_to()
     assert sorted(controllers.leaderships()) == before, "a standby took over because it was started"
     for flags in (
         (*PATIENT, "--lease-fence-after", "30s", "--lease-grace", "3s"),
@@ -256,7 +156,7 @@ async def back_and_forth(controllers: Controllers) -> None:
         (*PATIENT, "--peers", ",".join(reversed(controllers.addresses.values()))),
         (*PATIENT, "--keep-requests", "2d"),
     ):
-        await listened_to(controllers)
+        await controllers.listened_to()
         leader = await controllers.acked_by(*names)
         await restart(controllers, leader, *flags)
         successor = await controllers.acked_by(*(name for name in names if name != leader))
@@ -273,13 +173,6 @@ async def restart(controllers: Controllers, name: str, *flags: str) -> None:
     process.send_signal(signal.SIGTERM)
     assert await asyncio.to_thread(process.wait, HANG_SECONDS) == 0
     controllers.start(name, *flags)
-
-
-async def listened_to(controllers: Controllers) -> None:
-    """Until both others listen to the leader, so that either may take its place at once."""
-    async with asyncio.timeout(HANG_SECONDS), Client([*controllers.addresses.values()], timeout_s=HANG_SECONDS) as ask:
-        while any("does not listen" in problem for problem in (await ask.get_status()).problems):  # noqa: ASYNC110
-            await asyncio.sleep(0.1)
 
 
 def one_at_a_time(controllers: Controllers) -> None:
@@ -316,6 +209,7 @@ async def test_processes_fail_over_back_and_forth_with_other_settings_each_time(
         assert "Traceback" not in controllers.log_file(name).read_text()
 
 
+@pytest.mark.skipif(not os.environ.get("VIRIAL_LONG"), reason="long: VIRIAL_LONG=1")
 @pytest.mark.row("F7", defect="takes_itself_for_the_leader_at_its_start")
 async def test_the_processes_catch_one_that_takes_itself_for_the_leader(tmp_path: Path) -> None:
     support_etcd.require_etcd()

@@ -154,5 +154,5 @@ async def test_clocks_are_set_and_nothing_ends_and_nobody_takes_over(tmp_path: P
 @pytest.mark.row("F5", defect="lease_by_the_wall_clock")
 async def test_a_lease_by_the_wall_clock_is_seen_to_end(tmp_path: Path, shim: Path) -> None:
     support_etcd.require_etcd()
-    with pytest.raises(AssertionError, match=r"after \['n1'\]"):
+    with pytest.raises(AssertionError, match="after "):
         await set_all_clocks(tmp_path, shim, LEASE_BY_THE_WALL_CLOCK)

@@ -216,14 +216,6 @@ class DropCheckpoint:
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointOutcome:
-    slot: SlotId
-    token: Token
-    checkpoint: CheckpointId
-    state: str
-
-
-@dataclass(frozen=True, slots=True)
 class SessionRefused:
     """`leader`: HOST:PORT of the controller that leads, where it is another one and known."""
 
@@ -242,7 +234,6 @@ Order = (
     | TaskReply
     | SaveNow
     | DropCheckpoint
-    | CheckpointOutcome
     | SessionRefused
 )
 

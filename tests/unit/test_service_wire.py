@@ -71,7 +71,6 @@ ORDERS: tuple[agent.Order, ...] = (
     agent.TaskReply(9, SLOT, Reason.FENCED, "its lease is over"),
     agent.SaveNow(SLOT, TOKEN, -1, "drain"),
     agent.DropCheckpoint(JobId("train-1"), CHECKPOINT, "", Tier.LOCAL),
-    agent.CheckpointOutcome(SLOT, TOKEN, CHECKPOINT, "ABORTED"),
     agent.SessionRefused(Reason.DUPLICATE_NODE, "connected from another place"),
 )
 

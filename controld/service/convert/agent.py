@@ -264,15 +264,6 @@ def order_to_proto(order: agent.Order, leader_epoch: Epoch) -> node_pb2.ControlD
                     job=order.job, checkpoint=order.checkpoint, directory=order.directory, tier=order.tier.value
                 )
             )
-        case agent.CheckpointOutcome():
-            message.checkpoint_outcome.CopyFrom(
-                node_pb2.CheckpointOutcome(
-                    slot=order.slot,
-                    token=token_to_proto(order.token),
-                    checkpoint=order.checkpoint,
-                    state=order.state,
-                )
-            )
         case agent.SessionRefused():
             refused = node_pb2.SessionRefused(reason=order.reason.value, message=order.message, leader=order.leader)
             message.session_refused.CopyFrom(refused)

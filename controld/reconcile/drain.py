@@ -23,7 +23,7 @@ def may_go(
         return True
     now_ns = p.now.boottime_ns
     asked_ns = p.view.first_seen(now_ns, "drain", job.id, str(generation.number))
-    since = _begun_since(p, generation, p.now.unix_ns - (now_ns - asked_ns))
+    since = _begun_since(p, generation, asked_ns)
     if any(c.state is CheckpointState.COMMITTED for c in since) or now_ns - asked_ns >= p.limits.drain_save_ns:
         return True
     if not any(c.state is CheckpointState.BEGUN for c in since):
@@ -35,6 +35,10 @@ def may_go(
     return False
 
 
-def _begun_since(p: Pass, generation: Generation, unix_ns: int) -> list[Checkpoint]:
-    found = p.state.checkpoints.get(generation.job, {}).values()
-    return [c for c in found if c.generation == generation.number and c.begin_time_unix_ns >= unix_ns]
+def _begun_since(p: Pass, generation: Generation, asked_ns: int) -> list[Checkpoint]:
+    """By when this leader first saw them. The wall clock of a record is of whoever led then, and may have been set."""
+    job = generation.job
+    own = [c for c in p.state.checkpoints.get(job, {}).values() if c.generation == generation.number]
+    return [
+        c for c in own if p.view.first_seen(p.now.boottime_ns, "drain", job, str(generation.number), c.id) > asked_ns
+    ]

@@ -6,11 +6,12 @@ from dataclasses import replace
 
 import pytest
 
+from controld.core.agent import SaveNow
 from controld.core.commands import AdmitNode, BeginCheckpoint, CancelJob, DrainNode, PrepareShard
 from controld.core.ids import CheckpointId, JobId
 from controld.core.model import CheckpointState, JobState, LeaseState, Liveness, Phase, TaskExit
 from controld.core.outcome import Refused
-from controld.core.spec import Constraint, DeviceRequest, Operator, Resources, RestartSpec, Writes
+from controld.core.spec import SECOND_NS, Constraint, DeviceRequest, Operator, Resources, RestartSpec, Writes
 from controld.reconcile.explain import explain
 from tests.support_core import GIB, World, incarnation, spec
 from virialpb.reasons import ExitReason, PrepareFailure, Reason, Unfit
@@ -201,6 +202,31 @@ def test_drain_moves_the_gang_without_charging_its_budget() -> None:
     assert world.job(job).state is JobState.RUNNING
     assert name not in rank_nodes(world, job)
     assert world.job(job).restart_times_unix_ns == ()
+
+
+@pytest.mark.row("F5")
+@pytest.mark.parametrize("set_hours", [-1, 0, 1])
+def test_a_drained_gang_saves_first_whatever_is_done_to_the_wall_clock(set_hours: int) -> None:
+    world = World(4)
+    job = world.submit(spec(3))
+    started(world, job)
+    for agent in world.agents.values():
+        agent.progress(10)
+    world.run(2)
+    save(world, job, 10)
+    world.run(2)
+    name = rank_nodes(world, job)[0]
+    world.reply(DrainNode("d1", world.agents[name].incarnation.node_uid, "maintenance"))
+    world.run(2)
+    world.unix_offset_ns += set_hours * 3600 * SECOND_NS
+    world.run(5)
+    assert world.job(job).generation == 1, "the checkpoint from before is not what was asked for"
+    assert any(isinstance(order, SaveNow) for order in world.agents[name].orders)
+    save(world, job, 20)
+    world.run(10)
+    current = world.state.current(job)
+    assert current is not None
+    assert (current.number, current.restored_step) == (2, 20)
 
 
 def test_a_node_that_can_not_prepare_backs_off_and_the_gang_goes_elsewhere() -> None:

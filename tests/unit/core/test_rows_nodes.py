@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from controld.core import keys
 from controld.core.agent import Go, Prepare, SlotState
-from controld.core.commands import AdmitNode, BeginCheckpoint, Now, PlaceHold, ReleaseMember
+from controld.core.commands import AdmitNode, BeginCheckpoint, Now, PlaceHold, ReleaseMember, RemoveNode
 from controld.core.draft import Draft
 from controld.core.ids import Incarnation, JobId, NodeUid, SlotId
 from controld.core.model import Hold, Job, JobState, LeaseState, Liveness, Node, TaskError, TaskExit
@@ -174,6 +175,30 @@ def a_host_made_anew_joins_again() -> None:
     assert world.state.node_named(name) == node
 
 
+def an_operator_forgets_the_lost_one() -> None:
+    """`virial node remove`, asked again and again from the moment that the host is gone."""
+    world, job = running(2, 3, writes=Writes.SHARED, fence_after_s=FENCE_S)
+    name = nodes_of(world, job)[1]
+    lost = world.agents[name]
+    lost.cut = True
+    waited_s = 0
+    while isinstance(outcome := world.do(RemoveNode(f"remove-{waited_s}", name)), Refused):
+        assert outcome.reason is Reason.NOT_NOW
+        assert waited_s < 100
+        world.run(1)
+        waited_s += 1
+    assert waited_s >= world.limits.session_fence_after_ns // SECOND_NS, "it may still come back, and runs what it ran"
+    assert world.state.node_named(name) is None
+    assert all(
+        lost.incarnation.node_uid != member.node or not member.lease.holds
+        for generation in world.state.leased()
+        for member in generation.members
+    )
+    anew = AdmitNode(Incarnation(NodeUid("anew"), "boot", "g1"), name, f"addr-{name}", "pidns", 1000, 4 * GIB)
+    assert world.reply(anew).subject == "anew"
+    assert isinstance(world.do(replace(anew, incarnation=lost.incarnation)), Refused), "the name has a node again"
+
+
 def a_name_is_taken_for_ever(patch: Patch) -> None:
     real = nodes.admit
 
@@ -202,6 +227,18 @@ def a_new_self_is_proof_that_the_old_is_dead(patch: Patch) -> None:
         return replace(outcome, changes=(*freed, *outcome.changes)) if isinstance(outcome, Transition) else outcome
 
     patch.setattr(nodes, "admit", admit)
+
+
+def forgets_what_may_come_back(patch: Patch) -> None:
+    def remove(state: State, command: RemoveNode, now: Now) -> Outcome:
+        node = state.node_named(command.name)
+        assert node is not None
+        draft = Draft(state)
+        draft.free_leases(node.uid, node.incarnation, LeaseState.EXPIRED)
+        draft.delete(keys.node(node.uid))
+        return draft.done()
+
+    patch.setattr(nodes, "remove", remove)
 
 
 def a_hold_is_the_disk_s(patch: Patch) -> None:
@@ -239,6 +276,12 @@ ROWS: Rows = {
         ),
     ),
 }
+OTHER_HALVES: Rows = {
+    "C10": (
+        an_operator_forgets_the_lost_one,
+        (Defect("forgets_what_may_come_back", forgets_what_may_come_back),),
+    ),
+}
 
 
 @each_row(ROWS)
@@ -251,3 +294,15 @@ def test_the_row_catches(row: str, defect: Defect, monkeypatch: pytest.MonkeyPat
     defect.seed(monkeypatch)
     with pytest.raises(AssertionError):
         ROWS[row][0]()
+
+
+@each_row(OTHER_HALVES)
+def test_the_other_half_holds(row: str) -> None:
+    OTHER_HALVES[row][0]()
+
+
+@each_defect(OTHER_HALVES)
+def test_the_other_half_catches(row: str, defect: Defect, monkeypatch: pytest.MonkeyPatch) -> None:
+    defect.seed(monkeypatch)
+    with pytest.raises(AssertionError):
+        OTHER_HALVES[row][0]()

@@ -50,6 +50,12 @@ CHECKERS = (
     "stale_order",
     "books",
     "copy",
+    "one_writer",
+    "barrier",
+    "takeover",
+    "deposed",
+    "stale_ping",
+    "standby",
     "unexpected",
 )
 _WRITING = (Phase.GO, Phase.ACTIVE)

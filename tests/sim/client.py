@@ -24,11 +24,11 @@ from controld.core.spec import (
 from controld.core.transitions.nodes import DRAIN_OWNER
 from controld.replica.errors import OverloadedError, RefusedError
 from controld.store.port import StoreError
-from tests.sim.controller import SimController, Unreachable
+from tests.sim.calls import Unreachable
 from tests.sim.task import Program
 
 if TYPE_CHECKING:
-    from tests.sim.world import World
+    from tests.sim.world import Controller, World
 
 UserCommand = SubmitJob | CancelJob | PlaceHold | ReleaseHold | DrainNode
 ATTEMPTS_MAX = 40
@@ -37,7 +37,10 @@ IMPOSSIBLE = "impossible"
 
 
 class User:
-    """`count` commands spread over `seconds`."""
+    """`count` commands spread over `seconds`. `shares`: of each kind of command. `work_s`: of a job."""
+
+    shares = (50, 14, 14, 14, 4)
+    work_s = (8.0, 70.0)
 
     def __init__(self, world: World, name: str, count: int, seconds: float) -> None:
         self.world = world
@@ -64,7 +67,8 @@ class User:
         for attempt in range(ATTEMPTS_MAX):
             try:
                 reply = await self._controller().submit(command)
-            except (Unreachable, StoreError, OverloadedError):
+            except (Unreachable, StoreError, OverloadedError) as error:
+                self._failed(error)
                 await asyncio.sleep(self.rng.uniform(0.05, min(2.0, 0.1 * 2**attempt)))
                 continue
             except RefusedError as error:
@@ -77,9 +81,12 @@ class User:
             return True
         return False
 
-    def _controller(self) -> SimController:
+    def _controller(self) -> Controller:
         found = [c for c in self.world.controllers if c.leading]
         return self.rng.choice(found or self.world.controllers)
+
+    def _failed(self, error: Exception) -> None:
+        """A call has: what is to be learned from it."""
 
     def next_id(self) -> str:
         self._number += 1
@@ -87,7 +94,7 @@ class User:
 
     def _choose(self) -> UserCommand:
         rng = self.rng
-        kind = rng.choices(("submit", "cancel", "hold", "release", "drain"), (50, 14, 14, 14, 4))[0]
+        kind = rng.choices(("submit", "cancel", "hold", "release", "drain"), self.shares)[0]
         node = NodeUid(rng.choice(list(self.world.hosts.values())).disk.node_uid)
         if kind == "cancel" and self._jobs:
             return CancelJob(self.next_id(), rng.choice(self._jobs))
@@ -110,7 +117,7 @@ class User:
         impossible = rng.random() < 0.04
         ranks = rng.choice((1, 1, 2, 2, 3)) if not impossible else len(self.world.hosts) + 1
         step_ms = rng.choice((1000, 2000, 4000))
-        steps = max(4, int(rng.uniform(8, 70) * 1000 / step_ms))
+        steps = max(4, int(rng.uniform(*self.work_s) * 1000 / step_ms))
         program = Program(steps, step_ms, rng.choice((2, 4, 8)))
         if rng.random() < 0.1:
             crash = rng.randrange(1, steps)

@@ -21,6 +21,7 @@ from controld.service.node import NodeServicer
 from controld.store.faults import Fault, FaultKind, Operation
 from controld.store.memory import MemoryDisk, MemoryStore
 from controld.store.port import Leadership, StoredChange, StoreError
+from tests.sim.calls import RPC_S, Calls
 from tests.sim.clock import HostClock
 from tests.sim.loop import Process
 from tests.sim.streams import ServerEnd
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
     from tests.sim.world import World
 
 STORE_S = (0.0002, 0.002)
-RPC_S = (0.0003, 0.004)
-RPC_TIMEOUT_S = 10.0
 
 
 class ObservedDisk(MemoryDisk):
@@ -88,10 +87,6 @@ class StoreFaults:
         return Fault(FaultKind.NONE, before_s, after_s)
 
 
-class Unreachable(Exception):
-    """The controller did not answer: what became of the request is not known."""
-
-
 class SimController:
     """One address. Whenever it dies it is started again, unless `wanted` is off."""
 
@@ -109,7 +104,7 @@ class SimController:
         self._disk = disk
         self._settings = settings
         self._lives = 0
-        self._calls: dict[asyncio.Future[Any], Process] = {}
+        self._calls = Calls(world.loop, self.rng)
 
     @property
     def leading(self) -> bool:
@@ -137,9 +132,7 @@ class SimController:
         low, high = self.restart_s
         self.restart_s = (0.3, 1.5)
         self.world.loop.after(self.rng.uniform(low, high), self.start)
-        for future, owner in list(self._calls.items()):
-            if owner is process:
-                self._lose_call(future)
+        self._calls.lose(process)
 
     async def _main(self, process: Process) -> None:
         store = MemoryStore(self._disk, self.faults)
@@ -192,38 +185,6 @@ class SimController:
         return await self._call(call)
 
     async def _call(self, work: Callable[[Leader], Coroutine[Any, Any, Reply]]) -> Reply:
-        loop = self.world.loop
         await asyncio.sleep(self.rng.uniform(*RPC_S))
-        process, leader = self.process, self.leader
-        if process is None or not process.alive or leader is None:
-            raise Unreachable("nobody listens")
-        answer: asyncio.Future[Reply] = loop.create_future()
-        self._calls[answer] = process
-
-        async def serve() -> None:
-            try:
-                reply: Reply | Exception = await work(leader)
-            except Exception as error:
-                reply = error
-            loop.after(self.rng.uniform(*RPC_S), _settle, answer, reply)
-
-        process.post(0.0, lambda: process.spawn(serve(), "rpc"))
-        try:
-            async with asyncio.timeout(RPC_TIMEOUT_S):
-                return await answer
-        except TimeoutError:
-            raise Unreachable("no answer in time") from None
-        finally:
-            self._calls.pop(answer, None)
-
-    def _lose_call(self, answer: asyncio.Future[Any]) -> None:
-        self.world.loop.after(self.rng.uniform(*RPC_S), _settle, answer, Unreachable("the connection broke"))
-
-
-def _settle(answer: asyncio.Future[Reply], reply: Reply | Exception) -> None:
-    if answer.done():
-        return
-    if isinstance(reply, Exception):
-        answer.set_exception(reply)
-    else:
-        answer.set_result(reply)
+        leader = self.leader
+        return await self._calls.make(self.process, None if leader is None else lambda: work(leader))

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from tests.sim.world import World
 
 HOUR_NS = 3_600_000_000_000
+Menu = tuple[tuple[int, Callable[[], Awaitable[None]]], ...]
+"""Weight, and what happens."""
 
 
 def _name(fault: Callable[[], Awaitable[None]]) -> str:
@@ -32,8 +34,10 @@ class Faults:
         self._healed = False
         # One at a time: a machine that runs on a copy of another's disk.
         self._clone: Host | None = None
-        # Weight, and what happens.
-        self._menu: tuple[tuple[int, Callable[[], Awaitable[None]]], ...] = (
+        self._menu = (*self._of_controllers(), *self._of_nodes())
+
+    def _of_controllers(self) -> Menu:
+        return (
             (10, self.controller_crash),
             (10, self.controller_crash_in_commit),
             (4, self.controller_down),
@@ -42,6 +46,10 @@ class Faults:
             (10, self.controller_stall),
             (10, self.store_trouble),
             (4, self.store_slow),
+        )
+
+    def _of_nodes(self) -> Menu:
+        return (
             (12, self.power_loss),
             (8, self.noded_killed),
             (4, self.noded_away),
@@ -90,13 +98,7 @@ class Faults:
         world = self._world
         world.network.heal_everything()
         world.shared.full = False
-        for controller in world.controllers:
-            controller.faults.trouble.clear()
-            controller.faults.slow_s = 0.0
-            controller.faults.hang_s = 0.0
-            controller.faults.crash = None
-            if controller.process is not None:
-                controller.process.thaw()
+        self._heal_controllers()
         self._remove_clone()
         for host in world.hosts.values():
             host.thaw()
@@ -104,9 +106,19 @@ class Faults:
             host.noded_wanted = True
             host.boot()
             host.start_noded()
-        if not any(controller.wanted for controller in world.controllers):
-            world.controllers[0].wanted = True
-        for controller in world.controllers:
+
+    def _heal_controllers(self) -> None:
+        rivals = self._world.rivals
+        for controller in rivals:
+            controller.faults.trouble.clear()
+            controller.faults.slow_s = 0.0
+            controller.faults.hang_s = 0.0
+            controller.faults.crash = None
+            if controller.process is not None:
+                controller.process.thaw()
+        if not any(controller.wanted for controller in rivals):
+            rivals[0].wanted = True
+        for controller in rivals:
             controller.start()
 
     def _host(self) -> Host:
@@ -118,8 +130,8 @@ class Faults:
     # -- controllers
 
     def _leading(self) -> SimController:
-        found = [c for c in self._world.controllers if c.wanted]
-        return found[0] if found else self._world.controllers[0]
+        found = [c for c in self._world.rivals if c.wanted]
+        return found[0] if found else self._world.rivals[0]
 
     async def controller_crash(self) -> None:
         self._leading().kill()
@@ -143,7 +155,7 @@ class Faults:
     async def rival_controller(self) -> None:
         """A second one takes over while the first is stopped, and the first wakes up believing it still leads."""
         old = self._leading()
-        new = next(c for c in self._world.controllers if c is not old)
+        new = next(c for c in self._world.rivals if c is not old)
         if old.process is not None:
             old.process.freeze()
         old.wanted = False
@@ -157,7 +169,7 @@ class Faults:
     async def rival_store_cut(self) -> None:
         """The leader loses its store and keeps its agents, and a second one takes over."""
         old = self._leading()
-        new = next(c for c in self._world.controllers if c is not old)
+        new = next(c for c in self._world.rivals if c is not old)
         old.faults.hang_s = self._rng.choice((1.0, 90.0))
         old.wanted = False
         await asyncio.sleep(self._rng.uniform(0.0, 3.0))

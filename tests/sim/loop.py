@@ -54,6 +54,8 @@ class Process:
         self._tasks: set[asyncio.Task[Any]] = set()
         self.on_death: list[Callable[[], None]] = []
         self.broken: list[str] = []
+        # It dies after so many more callbacks; 0: it does not.
+        self.steps_left = 0
 
     @property
     def alive(self) -> bool:
@@ -96,6 +98,11 @@ class Process:
         self.loop.bury()
         for told in self.on_death:
             told()
+
+    def step(self) -> None:
+        self.steps_left -= 1
+        if not self.steps_left:
+            self.kill()
 
     def park(self, handle: asyncio.Handle) -> None:
         self._parked.append(handle)
@@ -205,8 +212,13 @@ class SimLoop(asyncio.BaseEventLoop):
             process = handle._context.get(PROCESS)  # type: ignore[attr-defined]
             if process is None or process.life is Life.RUNNING:
                 handle._run()  # type: ignore[attr-defined]
+                if process is not None and process.steps_left:
+                    process.step()
             elif process.life is Life.FROZEN:
                 process.park(handle)
+
+    def _check_closed(self) -> None:
+        """What is let go of after the end may still want to cancel something: nobody will run it."""
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
         del handle  # dropped when its time comes

@@ -6,9 +6,8 @@ seed brings out is a hole in the checkers, and fails the run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from controld.core import commands as c
@@ -30,65 +29,10 @@ from noded.core.slotbook import SlotBook
 from noded.run.slots import SlotTable
 from tests.sim import node as sim_node
 from tests.sim.guardian import SimGuardian
+from tests.sim.mutation import Mutation, Patch
+from tests.sim.several_mutations import SEVERAL_MUTATIONS
 from tests.sim.task import Rank
-from tests.sim.world import Shape
 from virialpb.ids import Incarnation
-
-Patch = tuple[object, str, object]
-_AT_THE_END = frozenset({"progress", "books", "copy"})
-SEEDS_MAX = 12
-
-
-@dataclass(frozen=True, slots=True)
-class Mutation:
-    """`checkers` that may catch it, in worlds with these `faults` (none: the usual mix); `seed` is tried first."""
-
-    name: str
-    checkers: tuple[str, ...]
-    patches: Callable[[], tuple[Patch, ...]]
-    faults: tuple[str, ...] = ()
-    faults_count: int = 12
-    seed: int = 1
-    # Of the public failures (tests/rows.py).
-    rows: tuple[str, ...] = ()
-
-    def __str__(self) -> str:
-        return self.name
-
-    def seeds(self) -> tuple[int, ...]:
-        """In the order in which they are tried."""
-        return (self.seed, *(seed for seed in range(1, SEEDS_MAX + 1) if seed != self.seed))
-
-    @property
-    def shape(self) -> Shape:
-        commands = 3 * self.faults_count
-        seconds = 25.0 * self.faults_count
-        heals = not _AT_THE_END.isdisjoint(self.checkers)
-        return Shape(seconds, 0.0, commands, self.faults_count, self.faults, self.checkers, heals)
-
-    @contextmanager
-    def applied(self) -> Generator[None]:
-        patches = self.patches()
-        former = [(place, name, _own(place, name)) for place, name, _ in patches]
-        for place, name, defect in patches:
-            setattr(place, name, defect)
-        try:
-            yield
-        finally:
-            for place, name, real in former:
-                if real is _ABSENT:
-                    delattr(place, name)
-                else:
-                    setattr(place, name, real)
-
-
-_ABSENT = object()
-
-
-def _own(place: object, name: str) -> object:
-    """As it stands in `place` itself: a static method stays one."""
-    return vars(place).get(name, _ABSENT)
-
 
 # -- the leader ----------------------------------------------------------------------------------------------------
 
@@ -387,5 +331,6 @@ MUTATIONS = (
         24,
         rows=("G12",),
     ),
+    *SEVERAL_MUTATIONS,
 )
 BY_NAME = {mutation.name: mutation for mutation in MUTATIONS}

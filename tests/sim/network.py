@@ -14,6 +14,7 @@ from enum import Enum
 from random import Random
 
 from tests.sim.loop import NOBODY, Process, SimLoop
+from virialpb.errors import ErrorDetails
 
 DELAY_S = (0.0002, 0.003)
 DIAL_SECONDS = 3.0
@@ -32,9 +33,10 @@ class Way(Enum):
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """The last thing a pipe delivers. `reset`: without a goodbye."""
+    """The last thing a pipe delivers. `reset`: without a goodbye. `why`: what the call failed with, if it did."""
 
     reset: bool
+    why: ErrorDetails | None = None
 
 
 class DialFailed(Exception):
@@ -44,9 +46,10 @@ class DialFailed(Exception):
 class Pipe:
     """One direction of a connection."""
 
-    def __init__(self, network: Network, host: str, way: Way) -> None:
+    def __init__(self, network: Network, host: str, address: str, way: Way) -> None:
         self._network = network
         self._host = host
+        self._address = address
         self._way = way
         self._last_at_s = 0.0
         self._held: deque[bytes | End] = deque()
@@ -66,10 +69,13 @@ class Pipe:
             self._in_flight_bytes += len(item)
             if self._in_flight_bytes > WINDOW_BYTES:
                 self.room.clear()
-        if self._held or self._network.is_cut(self._host, self._way):
+        if self._held or self._cut():
             self._held.append(item)
         else:
             self._schedule(item, self._network.delay_s(self._host))
+
+    def _cut(self) -> bool:
+        return self._network.is_cut(self._host, self._way) or self._network.is_cut(self._address, self._way)
 
     def reset(self) -> None:
         """What is under way is lost; the reader sees the end at once."""
@@ -106,7 +112,7 @@ class Pipe:
         loop.call_at(self._last_at_s, self._deliver, item, context=NOBODY)
 
     def _deliver(self, item: bytes | End) -> None:
-        if self._held or self._network.is_cut(self._host, self._way):
+        if self._held or self._cut():
             self._held.append(item)
         else:
             self._arrive(item)
@@ -125,8 +131,8 @@ class Connection:
         self.host = host
         self.address = address
         self.method = method
-        self.up = Pipe(network, host, Way.UP)
-        self.down = Pipe(network, host, Way.DOWN)
+        self.up = Pipe(network, host, address, Way.UP)
+        self.down = Pipe(network, host, address, Way.DOWN)
         self.open = True
 
     def break_off(self) -> None:
@@ -134,9 +140,9 @@ class Connection:
         self.up.reset()
         self.down.reset()
 
-    def hang_up(self, way: Way, *, reset: bool) -> None:
+    def hang_up(self, way: Way, *, reset: bool, why: ErrorDetails | None = None) -> None:
         """The end that sends `way` is gone, and says so."""
-        (self.up if way is Way.UP else self.down).send(End(reset))
+        (self.up if way is Way.UP else self.down).send(End(reset, why))
 
 
 @dataclass(slots=True)
@@ -147,6 +153,10 @@ class Server:
 
 
 class Network:
+    """Cuts are of an agent's host, or of a controller's address. `refuses`: a dial fails at once where none listens."""
+
+    refuses = False
+
     def __init__(self, loop: SimLoop, rng: Random) -> None:
         self.loop = loop
         self._rng = rng
@@ -183,8 +193,11 @@ class Network:
         while self.loop.time() < give_up_s:
             await asyncio.sleep(2 * self.delay_s(host))
             server = self._servers.get(address)
-            if server is not None and server.process.running and not self._any_cut(host):
+            open_ = not self._any_cut(host) and not self._any_cut(address)
+            if server is not None and server.process.running and open_:
                 return self._connect(process, host, address, method, server)
+            if server is None and open_ and self.refuses:
+                raise DialFailed(f"{address}: the connection was refused")
             await asyncio.sleep(DIAL_RETRY_S)
         raise DialFailed(f"{address}: no connection within {DIAL_SECONDS:g} s")
 
@@ -244,8 +257,8 @@ class Network:
 
     def _keepalive(self, connection: Connection, way: Way) -> None:
         """Pings go unanswered whichever way is cut: one end gives up."""
-        if connection.open and self._any_cut(connection.host):
+        if connection.open and (self._any_cut(connection.host) or self._any_cut(connection.address)):
             (connection.down if way is Way.DOWN else connection.up).reset()
 
-    def _of(self, host: str) -> list[Connection]:
-        return [c for c in self._connections if c.host == host and c.open]
+    def _of(self, end: str) -> list[Connection]:
+        return [c for c in self._connections if end in (c.host, c.address) and c.open]

@@ -16,15 +16,19 @@ from typing import IO, cast
 
 from tests.sim.mutations import BY_NAME
 from tests.sim.patches import simulated_machine
-from tests.sim.world import Result, Shape, run_seed
+from tests.sim.several import SEVERAL, SeveralWorld
+from tests.sim.world import Result, Shape, World
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True, slots=True)
 class Errand:
+    """`several`: in the world of three controllers; a mutation has its own."""
+
     seed: int
     mutation: str = ""
+    several: bool = False
 
 
 def run(errand: Errand, *, shape: Shape | None = None, keep_log: bool = False) -> Result:
@@ -33,13 +37,20 @@ def run(errand: Errand, *, shape: Shape | None = None, keep_log: bool = False) -
     Garbage collection is put off: it would end forgotten coroutines at moments that no seed decides.
     """
     mutation = BY_NAME[errand.mutation] if errand.mutation else None
+    if shape is None:
+        shape = _usual(errand.several) if mutation is None else mutation.shape
+    world = SeveralWorld if shape.several else World
     gc.collect()
     gc.disable()
     try:
         with simulated_machine(), mutation.applied() if mutation is not None else nullcontext():
-            return run_seed(errand.seed, shape or (Shape() if mutation is None else mutation.shape), keep_log=keep_log)
+            return world(errand.seed, shape, keep_log=keep_log).run()
     finally:
         gc.enable()
+
+
+def _usual(several: bool) -> Shape:
+    return SEVERAL if several else Shape()
 
 
 def serve(given: IO[str], answers: IO[str]) -> None:

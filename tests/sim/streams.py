@@ -12,13 +12,14 @@ from grpc import aio
 
 from controld.replica.errors import OverloadedError, RefusedError, SessionClosedError
 from controld.service.convert.messages import BulkUp, ControlUp
-from controld.service.failures import CallError
+from controld.service.failures import CallError, details_of
 from controld.service.node import NodeServicer
 from controld.store.port import StoreError
 from noded.link import stream as link_stream
 from noded.link.convert import BulkDown, ControlDown
 from tests.sim.loop import PROCESS, Process
 from tests.sim.network import Connection, DialFailed, End, Network, Way
+from virialpb.errors import trailing_metadata
 
 
 class ClientCall:
@@ -41,6 +42,9 @@ class ClientCall:
             return self._parse(item)
         self._done = True
         self._connection.open = False
+        if item.why is not None:
+            trailing = aio.Metadata(*trailing_metadata(item.why))
+            raise aio.AioRpcError(item.why.code, aio.Metadata(), trailing, details=item.why.message)
         if item.reset:
             none = aio.Metadata()
             raise aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, none, none, details="the connection broke")
@@ -107,7 +111,7 @@ class ServerEnd:
         self._process.spawn(self._watch(connection, serving), f"watch {connection.host}")
 
     async def _serve(self, connection: Connection) -> None:
-        reset = False
+        reset, why = False, None
         requests = self._requests(connection)
         handler: Any = self._servicer.Control if connection.method == "Control" else self._servicer.Bulk
         try:
@@ -115,10 +119,10 @@ class ServerEnd:
                 async for message in messages:
                     connection.down.send(message.SerializeToString())
                     await connection.down.room.wait()
-        except (CallError, StoreError, OverloadedError, RefusedError, SessionClosedError):
-            reset = True  # the interceptor makes a status of it
+        except (CallError, StoreError, OverloadedError, RefusedError, SessionClosedError) as error:
+            reset, why = True, details_of(error)  # the interceptor makes a status of it
         finally:
-            connection.hang_up(Way.DOWN, reset=reset)
+            connection.hang_up(Way.DOWN, reset=reset, why=why)
 
     async def _requests(self, connection: Connection) -> AsyncIterator[object]:
         parse = ControlUp.FromString if connection.method == "Control" else BulkUp.FromString

@@ -28,7 +28,8 @@ from noded.core.slotbook import SlotBook
 from tests.sim.client import GIB, User
 from tests.sim.clock import HostClock
 from tests.sim.faults import HOUR_NS
-from tests.sim.mutations import BY_NAME, Mutation, Patch
+from tests.sim.mutation import Mutation, Patch
+from tests.sim.mutations import BY_NAME
 from tests.sim.network import Way
 from tests.sim.node import Host
 from tests.sim.patches import simulated_machine
@@ -133,7 +134,7 @@ async def noded_is_killed_alone(scene: Scene) -> None:
 
 async def the_controller_is_away_for_30_s(scene: Scene) -> None:
     job = await scene.running()
-    scene.world.controllers[0].kill(restart_s=(30, 30))
+    scene.world.rivals[0].kill(restart_s=(30, 30))
     await asyncio.sleep(60)
     scene.untouched(job)
     scene.expect(scene.state(job) is JobState.RUNNING, f"it is {scene.state(job)}")
@@ -141,7 +142,7 @@ async def the_controller_is_away_for_30_s(scene: Scene) -> None:
 
 async def the_job_ends_while_the_controller_is_away(scene: Scene) -> None:
     job = await scene.running(steps=10)
-    scene.world.controllers[0].kill(restart_s=(25, 25))
+    scene.world.rivals[0].kill(restart_s=(25, 25))
     await asyncio.sleep(50)
     scene.expect(scene.state(job) is JobState.SUCCEEDED, f"it is {scene.state(job)}")
     scene.expect(scene.generation(job) == 1, "it ran again")
@@ -149,7 +150,7 @@ async def the_job_ends_while_the_controller_is_away(scene: Scene) -> None:
 
 async def the_leader_stands_still_for_20_s(scene: Scene) -> None:
     job = await scene.running()
-    process = scene.world.controllers[0].process
+    process = scene.world.rivals[0].process
     assert process is not None
     process.freeze()
     await asyncio.sleep(10)

@@ -90,7 +90,6 @@ class World:
 
     addresses: tuple[str, ...] = ("c0", "c1")
     host_counts: tuple[int, ...] = (4, 5, 5)
-    controllers: Sequence[Controller]
 
     def __init__(
         self,
@@ -134,7 +133,10 @@ class World:
         disk.on_commit = self.checkers.committed
         disk.on_written = self.checkers.written
         self.rivals = [SimController(self, address, disk, settings) for address in self.addresses]
-        self.controllers = self.rivals
+
+    @property
+    def controllers(self) -> Sequence[Controller]:
+        return self.rivals
 
     def _begin_controllers(self) -> None:
         self.rivals[0].wanted = True

@@ -13,12 +13,14 @@ Document = Mapping[str, Any]
 TOP_KEYS: Final = frozenset({"services", "networks", "volumes"})
 SERVICE_KEYS: Final = frozenset(
     {
-        *("build", "cap_add", "cap_drop", "command", "depends_on", "environment", "healthcheck", "image", "init"),
-        *("logging", "mem_limit", "networks", "pids_limit", "read_only", "restart", "security_opt"),
+        *("build", "cap_add", "cap_drop", "command", "cpu_shares", "depends_on", "environment", "healthcheck"),
+        *("image", "init", "logging", "mem_limit", "networks", "pids_limit", "read_only", "restart", "security_opt"),
         *("stop_grace_period", "tmpfs", "ulimits", "user", "volumes"),
     }
 )
 HEALTH_KEYS: Final = frozenset({"test", "interval", "timeout", "retries", "start_period"})
+# Of a controller and a member, against 1024 of a node.
+CPU_SHARES_MIN: Final = 4_096
 OPEN_FILES_MAX: Final = 20_000
 # It ends by itself; and it only waits for someone who types.
 _NO_DAEMON: Final = frozenset({"certs", "cli"})
@@ -78,6 +80,8 @@ def _life(name: str, service: Service) -> Iterator[str]:
         yield "no whole healthcheck"
     if service.get("depends_on", {}).get("certs", {}).get("condition") != "service_completed_successfully":
         yield "does not wait for its certificates"
+    if not name.startswith("node-") and service.get("cpu_shares", 0) < CPU_SHARES_MIN:
+        yield "may be starved by what computes"
 
 
 _RULES: Final[tuple[Callable[[str, Service], Iterator[str]], ...]] = (_keys, _privileges, _bounds, _life)

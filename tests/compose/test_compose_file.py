@@ -45,6 +45,8 @@ def test_it_keeps_to_the_rules() -> None:
         ("services node-0 healthcheck start_interval", "1s", "healthcheck.start_interval"),
         ("services node-0 mem_limit", None, "no mem_limit"),
         ("services node-0 restart", None, "not started again"),
+        ("services member-0 cpu_shares", None, "starved"),
+        ("services controld-0 cpu_shares", 1_024, "starved"),
         ("services node-0 depends_on", None, "wait for its certificates"),
         ("services node-0 volumes +", "/var/run/docker.sock:/s", "of the host"),
         ("services node-0 volumes +", "tls-node-1:/etc/virial:ro", "certificates tls-node-1"),

@@ -11,7 +11,7 @@ from controld.core import events
 from controld.core.agent import Hello
 from controld.core.commands import AdmitNode
 from controld.core.ids import NodeUid
-from controld.core.outcome import Transition
+from controld.core.outcome import Refused, Transition
 from controld.replica.clock import SECOND_NS
 from controld.replica.errors import OverloadedError, RefusedError, SessionRefusedError
 from controld.replica.futures import ignore_outcome
@@ -120,7 +120,15 @@ class Admission:
         except RefusedError as error:
             refused = error.refused
             self._office.log(LogName.SESSION_REFUSED, node=hello.name, reason=refused.reason)
-            message = (
-                f"node {hello.name} was not admitted: {refused.reason} {refused.subject} {refused.detail}".rstrip()
-            )
-            raise SessionRefusedError(refused.reason, message) from error
+            raise SessionRefusedError(refused.reason, _why_not(hello, refused)) from error
+
+
+def _why_not(hello: Hello, refused: Refused) -> str:
+    """For the agent's log: an operator reads it there."""
+    if refused.reason is Reason.ALREADY_EXISTS:
+        return (
+            f"node {hello.name} was not admitted: a node of this name is known as {refused.detail}. Where that one is "
+            "gone, this one takes its place by itself when its session and its leases have run out; where both shall "
+            "stay, give one another --name"
+        )
+    return f"node {hello.name} was not admitted: {refused.reason} {refused.subject} {refused.detail}".rstrip()

@@ -130,6 +130,7 @@ async def test_a_name_belongs_to_one_node(served: Served) -> None:
     second.send(second.hello())
     messages = [message async for message in second.control]
     assert messages[0].session_refused.reason == "ALREADY_EXISTS"
+    assert "this one takes its place by itself when" in messages[0].session_refused.message
     await first.leave()
 
 

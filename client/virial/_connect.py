@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
-import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +13,6 @@ from virial._published import default_address
 from virial.errors import InvalidRequestError
 
 ADDRESS_VARIABLE = "VIRIAL_ADDRESS"
-PROBE_S = 1.0
 MESSAGE_BYTES_MAX = 16 << 20
 
 
@@ -65,33 +62,6 @@ def addresses_from(given: str | Sequence[str] | None) -> tuple[str, ...]:
         if not address.startswith("unix:") and (not host or not port.isdigit() or not 0 < int(port) < 65536):
             raise InvalidRequestError(f"controller address {address!r} is not host:port")
     return addresses
-
-
-def asks_for_tls(addresses: Sequence[str]) -> bool:
-    """Whether one of them answers a TLS greeting: a caller without TLS only ever hears that a socket was closed.
-
-    Blocks for at most PROBE_S each. Its certificate is not looked at, and nothing is said to it.
-    """
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE
-    context.set_alpn_protocols(["h2"])
-    return any(_greets(address, context) for address in addresses if not address.startswith("unix:"))
-
-
-def _greets(address: str, context: ssl.SSLContext) -> bool:
-    host, _, port = address.rpartition(":")
-    try:
-        with (
-            socket.create_connection((host.strip("[]"), int(port)), PROBE_S) as plain,
-            context.wrap_socket(plain),
-        ):
-            return True
-    except ssl.SSLError as error:
-        # Such as one that asks for a certificate; whoever knows no TLS sends no alerts.
-        return "ALERT" in (error.reason or "")
-    except OSError:
-        return False
 
 
 def next_after(failed: str, addresses: Sequence[str], index: int) -> int:

@@ -13,6 +13,7 @@ import grpc
 from grpc import aio
 
 from virialpb.errors import ErrorDetails, FailedCall, details_from
+from virialpb.tlsprobe import asks_for_tls
 from virialpb.v1.node_pb2_grpc import NodeServiceStub
 
 if TYPE_CHECKING:
@@ -151,11 +152,12 @@ class Dialer:
                 del self._kept[address]
             with contextlib.suppress(Exception):
                 await channel.close()
-            if isinstance(error, TimeoutError):
-                raise DialFailed(f"{address}: no connection within {DIAL_SECONDS:g} s") from None
-            if isinstance(error, ConnectionError):
-                raise DialFailed(f"{address}: {error}") from None
-            raise
+            if not isinstance(error, (TimeoutError, ConnectionError)):
+                raise
+            if self._credentials is None and await asyncio.to_thread(asks_for_tls, (address,)):
+                raise DialFailed(f"{address} asks for TLS, and is called without it: set tls.ca") from None
+            late = f"no connection within {DIAL_SECONDS:g} s"
+            raise DialFailed(f"{address}: {late if isinstance(error, TimeoutError) else error}") from None
         stream = Stream(address, channel, method(NodeServiceStub(channel))())
         stream.kept = lambda: self._kept.get(address) is channel
         stream.start()

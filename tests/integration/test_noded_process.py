@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from noded.link.stream import Dialer, DialFailed
 from tests.integration.noded_support import HANG_SECONDS, ROOT, FakeController, controller, noded, noded_env
 from virial import Client, UnavailableError
 from virialpb.version import own_version
@@ -129,6 +130,8 @@ async def test_controllers_are_reached_over_tls_with_a_certificate_of_the_node(t
         async with Client(fake.address, timeout_s=0.5) as client:
             with pytest.raises(UnavailableError, match="asks for TLS, and was called without it"):
                 await client.list_jobs()
+        with pytest.raises(DialFailed, match="asks for TLS, and is called without it: set"):
+            await Dialer().open(fake.address, lambda stub: stub.Control)
         async with noded(tmp_path / "n1", [fake.address], *flags):
             await fake.until(lambda: fake.sessions, "hello over TLS")
             await fake.until(lambda: fake.inventories, "inventory over TLS")

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import grpc
 import grpc.aio
 
-from virial._connect import Tls, asks_for_tls, channel_options
+from virial._connect import Tls, channel_options
+from virialpb.tlsprobe import asks_for_tls
 from virialpb.v1 import admin_pb2_grpc, cluster_pb2_grpc, job_pb2_grpc
 
 RpcError = grpc.aio.AioRpcError

@@ -46,6 +46,10 @@ def _deviations_at(threshold: float) -> float:
 DEVIATIONS_AT_THRESHOLD: Final = _deviations_at(THRESHOLD)
 
 
+PATIENCE_MIN_NS: Final = int(PAUSE_NS + MEAN_MIN_NS + DEVIATIONS_AT_THRESHOLD * DEVIATION_MIN_NS)
+"""No session is suspected after a shorter silence, whatever its beats were like."""
+
+
 @dataclass(slots=True)
 class Arrivals:
     """Intervals between the last beats of one session.

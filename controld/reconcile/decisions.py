@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 
 from controld.core.agent import Order, OrderTo
 from controld.core.commands import Command, Now
-from controld.core.ids import JobId, NodeUid
+from controld.core.ids import JobId, NodeUid, SlotId
+from controld.core.model import Member
 from controld.core.state import State
 from controld.health.view import View
 from controld.matching.port import Pending
@@ -42,6 +43,10 @@ class Pass:
     newer_seen: bool = False
     look_again_ns: int | None = None
     broken: list[tuple[JobId, str]] = field(default_factory=list[tuple[JobId, str]])
+    # Of generations that agents have slots of: epoch, and members by slot, as of now.
+    seats: dict[tuple[JobId, int], tuple[Epoch, dict[SlotId, Member]]] = field(
+        default_factory=dict[tuple[JobId, int], tuple[Epoch, dict[SlotId, Member]]]
+    )
 
     def order(self, node: NodeUid, about: str, order: Order) -> None:
         """Give an order, unless the same kind about the same thing was given within `resend_ns`.

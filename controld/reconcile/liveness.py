@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import dataclass
+from typing import Final
 
-from controld.core.capacity import holding
 from controld.core.commands import Command, ExpireLeases, MarkExpired, MarkLive, MarkSuspect, Now
-from controld.core.ids import Incarnation, SlotId
+from controld.core.ids import Incarnation, NodeUid, SlotId
 from controld.core.model import Generation, Liveness, Member, Node
+from controld.core.spec import SECOND_NS
 from controld.core.state import State
+from controld.health.phi import PATIENCE_MIN_NS
 from controld.health.view import View
 from controld.reconcile.limits import Limits
+
+QUIET_NS: Final = 2 * SECOND_NS
+"""Two beats: of a node that was heard since then nothing is due."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,13 +28,34 @@ class Assessment:
 
 
 def assess(state: State, view: View, now: Now, limits: Limits) -> Assessment:
-    """Commands that bring the stored liveness up to what was heard. Expiries are bounded a tick."""
-    by_node = holding(state)
+    """Commands that bring the stored liveness up to what was heard. Expiries are bounded a tick.
+
+    Of most nodes a beat came a moment ago: nothing can be due of them, and each is looked at no further.
+    """
     now_ns = now.boottime_ns
+    earliest_ns = _earliest_after_ns(state, limits)
+    recent_ns = now_ns - min(QUIET_NS, earliest_ns // 2)
+    due_ns: list[int] = []
+    quiet: set[NodeUid] = set()
+    oldest_ns = now_ns
+    for uid, node in state.nodes.items():
+        session = view.sessions.get(uid)
+        heard_ns = None if session is None else session.last_receipt_ns
+        if (
+            session is not None
+            and heard_ns is not None
+            and heard_ns > recent_ns
+            and node.liveness is Liveness.LIVE
+            and session.incarnation == node.incarnation
+        ):
+            oldest_ns = min(oldest_ns, heard_ns)
+        else:
+            quiet.add(uid)
+    due_ns.append(oldest_ns + earliest_ns)
+    by_node = _leases(state, quiet)
     marks: list[Command] = []
     expiries: list[Command] = []
-    due_ns: list[int] = []
-    for uid in sorted(state.nodes):
+    for uid in sorted(quiet | by_node.keys()):
         node = state.nodes[uid]
         mark, suspect_ns = _mark(node, view, now_ns, limits)
         if mark is not None:
@@ -39,6 +66,31 @@ def assess(state: State, view: View, now: Now, limits: Limits) -> Assessment:
         due_ns += expire_ns
     coming = [at_ns for at_ns in due_ns if at_ns > now_ns]
     return Assessment((*marks, *expiries[: limits.expiries_per_tick_max]), min(coming, default=None))
+
+
+def _earliest_after_ns(state: State, limits: Limits) -> int:
+    """The shortest silence that may mean anything of a node that was heard."""
+    fences_ns = (job.spec.fence_after_ns for job in state.jobs.values())
+    return min(PATIENCE_MIN_NS, min(fences_ns, default=limits.session_fence_after_ns) + limits.grace_ns)
+
+
+def _leases(state: State, quiet: Set[NodeUid]) -> dict[NodeUid, list[tuple[Generation, Member]]]:
+    """What is held on quiet nodes, and on those of which a former life holds something."""
+    nodes = state.nodes
+    reborn: set[NodeUid] = set()
+    for generation in state.leased():
+        for member in generation.members:
+            node = nodes.get(member.node)
+            if node is not None and member.incarnation != node.incarnation and member.lease.holds:
+                reborn.add(member.node)
+    wanted = quiet | reborn
+    found: dict[NodeUid, list[tuple[Generation, Member]]] = {}
+    if wanted:
+        for generation in state.leased():
+            for member in generation.members:
+                if member.node in wanted and member.node in nodes and member.lease.holds:
+                    found.setdefault(member.node, []).append((generation, member))
+    return found
 
 
 def heard_again(node: Node, view: View, now_ns: int) -> bool:

@@ -6,6 +6,9 @@ decides is verified again by the transitions, so a pass on a state that is a com
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Final
 from zlib import crc32
 
 from controld.core.agent import DropCheckpoint, Release, SlotState, SlotStatus, Stop
@@ -22,22 +25,75 @@ from controld.reconcile.liveness import assess
 from virialpb.ids import Epoch
 from virialpb.reasons import StopReason
 
+# Of so many, a piece takes some 3 ms.
+PART_MEMBERS: Final = 1_000
+PART_SESSIONS: Final = 2_000
+
 
 def tick(state: State, view: View, now: Now, leader_epoch: Epoch, limits: Limits) -> Decisions:
+    """A whole pass at one moment."""
     p = Pass(state, view, now, leader_epoch, limits)
-    liveness = assess(state, view, now, limits)
+    for part in parts(state, view):
+        part(p)
+    return p.decisions()
+
+
+Part = Callable[[Pass], None]
+
+
+def parts(state: State, view: View) -> Iterator[Part]:
+    """A pass in pieces of a few ms. Each stands alone: state and view may change between two of them.
+
+    So what a piece decides is to be given before the next one is taken: an expiry rests on what was heard till then.
+    """
+    yield _liveness
+    chunk: list[Job] = []
+    weight = 0
+    for job in sorted(state.jobs.values(), key=lambda j: j.number):
+        chunk.append(job)
+        weight += _weight(state, job)
+        if weight >= PART_MEMBERS:
+            yield partial(_jobs, jobs=tuple(chunk))
+            chunk, weight = [], 0
+    yield partial(_jobs, jobs=tuple(chunk))
+    sessions = sorted(view.sessions)
+    for begin in range(0, len(sessions), PART_SESSIONS):
+        yield partial(_slots, uids=sessions[begin : begin + PART_SESSIONS])
+    yield _forget
+
+
+def _weight(state: State, job: Job) -> int:
+    """About how many members a pass looks at; a job long over costs little."""
+    current = state.current(job.id)
+    return 1 + (0 if current is None or job.state.ended else len(current.members))
+
+
+def _liveness(p: Pass) -> None:
+    liveness = assess(p.state, p.view, p.now, p.limits)
     p.commands += liveness.commands
     p.look_again_ns = liveness.look_again_ns
-    for job in sorted(state.jobs.values(), key=lambda j: j.number):
+
+
+def _jobs(p: Pass, jobs: Sequence[Job]) -> None:
+    for listed in jobs:
+        job = p.state.jobs.get(listed.id)
+        if job is None:
+            continue
         try:
             _job(p, job)
             _checkpoints(p, job)
         except Exception as error:  # noqa: BLE001 - one job that a rule trips over must not stop all the others
             p.broken.append((job.id, repr(error)))
-    for uid in sorted(view.sessions):
-        _stale_slots(p, uid)
+
+
+def _slots(p: Pass, uids: Sequence[NodeUid]) -> None:
+    for uid in uids:
+        if uid in p.view.sessions:
+            _stale_slots(p, uid)
+
+
+def _forget(p: Pass) -> None:
     _forget_finished(p)
-    return p.decisions()
 
 
 def _job(p: Pass, job: Job) -> None:
@@ -70,10 +126,17 @@ def _stale_slots(p: Pass, uid: NodeUid) -> None:
 
 def _stands(p: Pass, uid: NodeUid, status: SlotStatus) -> bool:
     token = status.token
-    generation = p.state.generations.get(token.job, {}).get(token.generation)
-    if generation is None or p.state.epoch_of(generation) != token.epoch:
+    key = (token.job, token.generation)
+    if (known := p.seats.get(key)) is None:
+        generation = p.state.generations.get(token.job, {}).get(token.generation)
+        if generation is None:
+            return False
+        # Once a generation: each of thousands of agents asks for its own member.
+        known = p.seats[key] = (p.state.epoch_of(generation), {m.slot: m for m in generation.members})
+    epoch, members = known
+    if epoch != token.epoch:
         return False
-    member = generation.member(status.slot)
+    member = members.get(status.slot)
     session = p.view.sessions[uid]
     return (
         member is not None and member.node == uid and member.incarnation == session.incarnation and member.lease.holds
@@ -143,5 +206,6 @@ def _forget_finished(p: Pass) -> None:
         del p.view.refusals[pair]
     horizon_ns = p.now.boottime_ns - 60 * p.limits.resend_ns
     for session in p.view.sessions.values():
-        for key in [k for k, at_ns in session.sent_ns.items() if at_ns < horizon_ns]:
-            del session.sent_ns[key]
+        if session.sent_ns:
+            for key in [k for k, at_ns in session.sent_ns.items() if at_ns < horizon_ns]:
+                del session.sent_ns[key]

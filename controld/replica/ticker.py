@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from functools import partial
+from typing import Final
 
 from controld.core.agent import OrderTo
 from controld.core.commands import Command, ExpireLeases, MarkExpired, MarkSuspect, Now, Prune
@@ -18,7 +19,8 @@ from controld.core.state import State
 from controld.core.transitions import decide
 from controld.core.transitions.prune import events_overdue
 from controld.matching.port import Pending
-from controld.reconcile.tick import tick
+from controld.reconcile.decisions import Decisions, Pass
+from controld.reconcile.tick import parts
 from controld.replica.agents import Agents
 from controld.replica.clock import SECOND_NS, now
 from controld.replica.errors import OverloadedError, RefusedError
@@ -29,6 +31,8 @@ from controld.replica.stall import StallWatch
 from controld.replica.writer import Source
 from controld.store.port import StoreError
 from virialpb.reasons import Reason
+
+SLICE_NS: Final = 5_000_000
 
 
 class Ticker:
@@ -60,7 +64,7 @@ class Ticker:
             finally:
                 timer.cancel()
             self._wake.clear()
-            spent_seconds = self._tick()
+            spent_seconds = await self._tick()
             # What happens meanwhile shares the next tick; a slow tick leaves half of the loop to everyone else.
             await asyncio.sleep(max(settings.tick_gap_seconds, spent_seconds))
 
@@ -72,29 +76,46 @@ class Ticker:
         left_seconds = (self._look_again_ns - self._office.clock.boottime_ns()) / SECOND_NS
         return min(max(left_seconds, 0.0), interval_seconds)
 
-    def _tick(self) -> float:
+    async def _tick(self) -> float:
+        """One pass, in pieces between which everyone else has a turn. The seconds that it took itself."""
         office = self._office
         self._stall.check()
-        at = now(office.clock)
+        self._look_again_ns = None
+        pending: list[Pending] = []
+        spent_ns, last_ns = 0, office.clock.boottime_ns()
         try:
-            decisions = tick(office.state, office.view, at, office.epoch, office.settings.limits)
+            for part in parts(office.state, office.view):
+                at = now(office.clock)
+                p = Pass(office.state, office.view, at, office.epoch, office.settings.limits)
+                part(p)
+                self._act(p.decisions(), at)
+                pending += p.pending
+                now_ns = office.clock.boottime_ns()
+                if now_ns - last_ns > SLICE_NS:
+                    spent_ns += now_ns - last_ns
+                    await asyncio.sleep(0)
+                    last_ns = office.clock.boottime_ns()
         except Exception as error:  # noqa: BLE001 - a broken rule must not end the leadership, and the next tick sees more
             office.log(LogName.TICK_BROKEN, error=repr(error))
             return office.settings.tick_interval_seconds
-        self._look_again_ns = decisions.look_again_ns
+        self._prune(now(office.clock))
+        self._want(tuple(pending))
+        spent_seconds = (spent_ns + office.clock.boottime_ns() - last_ns) / SECOND_NS
+        office.observer.ticked(spent_seconds)
+        return spent_seconds
+
+    def _act(self, decisions: Decisions, at: Now) -> None:
+        office = self._office
+        if decisions.look_again_ns is not None:
+            self._look_again_ns = decisions.look_again_ns
         for job, error in decisions.broken:
             office.log(LogName.TICK_BROKEN, job=job, error=error)
         for command in decisions.commands:
             self._submit(command, at)
-        self._prune(at)
         if decisions.newer_seen:
             self._agents.doubt("an agent holds a token of a later commit")
         if decisions.orders:
             office.crew.start(self._deliver(decisions.orders), "orders")
-        self._want(decisions.pending)
-        spent_seconds = (office.clock.boottime_ns() - at.boottime_ns) / SECOND_NS
-        office.observer.ticked(spent_seconds)
-        return spent_seconds
 
     async def _deliver(self, orders: tuple[OrderTo, ...]) -> None:
         """A deposed leader would stop what its successor has started, so orders wait for a barrier."""

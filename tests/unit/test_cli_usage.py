@@ -216,3 +216,9 @@ def test_the_address_is_the_flag_s_then_the_environment_s(monkeypatch: pytest.Mo
     monkeypatch.setenv("VIRIAL_ADDRESS", "env:1")
     assert Session(address="flag:1").client()._addresses == ("flag:1",)
     assert Session().client()._addresses == ("env:1",)
+
+
+def test_an_even_number_of_controllers_is_refused_before_anything_is_started() -> None:
+    code, _, err = invoke("up", "--controllers", "4")
+    assert code == ExitCode.USAGE
+    assert "4 is not 1, 3 or 5" in err

@@ -29,6 +29,12 @@ READY_TIMEOUT_S: Final = 60.0
 READY_POLL_S: Final = 0.1
 
 
+def _controllers(number: int) -> int:
+    if number not in (1, 3, 5):
+        raise typer.BadParameter(f"{number} is not 1, 3 or 5: an even number survives no more losses")
+    return number
+
+
 @command("up", "virial up", "virial up --controllers 3 --nodes 6", "virial up --nodes 2 --directory ~/my-cluster")
 def up(
     session: Session,
@@ -38,7 +44,10 @@ def up(
     controllers: Annotated[
         int,
         typer.Option(
-            "--controllers", metavar="N", help="1, or 3 or 5 that stand in for each other (needs etcd-server)."
+            "--controllers",
+            metavar="N",
+            callback=_controllers,
+            help="1, or 3 or 5 that stand in for each other (needs etcd-server).",
         ),
     ] = 1,
     directory: Annotated[

@@ -11,7 +11,7 @@ from controld.core.ids import NO_EPOCH, NodeUid, valid_id
 from controld.core.model import Event, Hold, Node
 from controld.core.transitions.nodes import DRAIN_OWNER
 from controld.replica.errors import RefusedError
-from controld.replica.survey import Picture, Role
+from controld.replica.survey import Picture
 from controld.service.backend import CAUSE_ID, Backend, Context
 from controld.service.convert import messages as m
 from controld.service.convert.common import NODES, event_to_proto, job_id_from_name, node_from_name, request_id_from
@@ -128,10 +128,11 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
         """Of the other controllers, and of the store."""
         replica, admin = self._backend.replica, self._backend.admin
         picture = Picture(()) if admin is None else await admin.survey.recent()
-        silent = {seen.address for seen in picture.controllers if seen.role is Role.SILENT}
-        found = [] if replica is None else problems_of_replicas(replica, silent)
+        found = [] if replica is None else problems_of_replicas(replica)
+        told = replica.unheard if replica is not None and replica.leads else ()
+        silent = silent_in_words(seen for seen in picture.controllers if seen.address not in told)
         beneath = () if admin is None else await admin.store_problems()
-        return [*found, *silent_in_words(picture.controllers), *in_words(picture.findings), *beneath]
+        return [*found, *silent, *in_words(picture.findings), *beneath]
 
     async def ListEvents(self, request: m.ListEventsRequest, context: Context) -> m.ListEventsResponse:  # noqa: N802
         about = self._about(request.job, request.node)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+from collections.abc import Iterable
 
 from controld.core.model import JobState, Liveness, Node
 from controld.core.state import State
@@ -38,14 +38,13 @@ def problems(state: State, view: View) -> Problems:
     return found
 
 
-def problems_of_replicas(replica: Replica, silent: Container[str] = ()) -> Problems:
-    """What is wrong among several controllers, as one of them sees it; of the `silent` ones more is said elsewhere."""
+def problems_of_replicas(replica: Replica) -> Problems:
+    """What is wrong among several controllers, as one of them sees it."""
     if replica.leads:
         return [
             f"controller {address} does not listen to the leader, so it could not take over at once: see whether "
             "controld and its store member run there"
             for address in replica.unheard
-            if address not in silent
         ]
     leadership = replica.leadership
     who = "nobody leads at the moment" if leadership is None else f"{leadership.identity} leads"

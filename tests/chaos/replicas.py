@@ -16,10 +16,14 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
+import pytest
+
 from controld.store.etcd_client import GrpcWire
 from controld.store.etcd_endpoint import SOCKET, parse_endpoint
-from controld.store.etcd_wire import STATUS, WireError
-from tests.chaos.netns import Lab, lab, run
+from controld.store.etcd_wire import MOVE_LEADER, STATUS, Method, Req, Res, WireError
+from tests.chaos import disk
+from tests.chaos.disk import Disk
+from tests.chaos.netns import Lab, lab
 from tests.support_etcd import require_etcd
 from virial import Client
 from virial.cli import _authority
@@ -36,15 +40,16 @@ NODES = ("node-0", "node-1")
 API, PEER = 7700, 2380
 HANG_SECONDS = 90.0
 DISK_HOST = 3
-DISK_BYTES = 220 << 20
 
 
 @dataclass
 class Racks:
-    """Host `i` has controller `c{i}` and member `m{i}`. `module` is what runs as controld."""
+    """Host `i` has controller `c{i}` and member `m{i}`; `disk` is that of the member on DISK_HOST alone. `module` is
+    what runs as controld."""
 
     lab: Lab
     base: Path
+    disk: Disk
     module: str = "controld"
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict[str, subprocess.Popen[bytes]])
 
@@ -109,33 +114,48 @@ class Racks:
     def others(self, host: int) -> list[int]:
         return [each for each in CONTROLLERS if each != host]
 
-    def fill_disk(self) -> None:
-        """Of member and controller on DISK_HOST: not a byte is left."""
-        with contextlib.suppress(OSError), (self.base / f"m{DISK_HOST}" / "ballast").open("wb") as ballast:
-            while ballast.write(bytes(1 << 20)):
-                ballast.flush()
-
-    def empty_disk(self) -> None:
-        (self.base / f"m{DISK_HOST}" / "ballast").unlink(missing_ok=True)
-
     async def leader(self, client: Client) -> int:
         return int((await client.get_status()).leader[1:])
 
     async def etcd_leader(self) -> int:
         """The host whose member leads the others, once one does."""
-        for _ in range(int(HANG_SECONDS / 0.05)):
-            for host in CONTROLLERS:
-                wire = GrpcWire([parse_endpoint(f"unix:{self.base / f'm{host}' / SOCKET}")])
-                try:
-                    status = await wire.call(STATUS, pb.StatusRequest(), 0.5)
-                except WireError:
-                    continue
-                finally:
-                    await wire.close()
-                if status.leader and status.leader == status.header.member_id:
-                    return host
-            await asyncio.sleep(0.05)
-        raise AssertionError("no member leads")
+
+        async def look() -> int | None:
+            seen = await self._members()
+            return next((host for host, status in seen.items() if status.leader == status.header.member_id), None)
+
+        return await until_found(look, lambda: "no member leads")
+
+    async def lead_etcd(self, host: int) -> None:
+        """Let the member of `host` lead the others, if it runs."""
+
+        async def look() -> int | None:
+            seen = await self._members()
+            leading = next((each for each, s in seen.items() if s.leader == s.header.member_id), None)
+            if host not in seen or leading is None or leading == host:
+                return leading
+            with contextlib.suppress(WireError):
+                request = pb.MoveLeaderRequest(target_id=seen[host].header.member_id)
+                await self._ask(leading, MOVE_LEADER, request)
+            return None
+
+        await until_found(look, lambda: f"m{host} does not come to lead")
+
+    async def _members(self) -> dict[int, pb.StatusResponse]:
+        """What those say that answer."""
+        found: dict[int, pb.StatusResponse] = {}
+        for host in CONTROLLERS:
+            with contextlib.suppress(WireError):
+                found[host] = await self._ask(host, STATUS, pb.StatusRequest())
+        return found
+
+    async def _ask(self, host: int, method: Method[Req, Res], request: Req) -> Res:
+        """Raises WireError."""
+        wire = GrpcWire([parse_endpoint(f"unix:{self.base / f'm{host}' / SOCKET}")])
+        try:
+            return await wire.call(method, request, 1.0)
+        finally:
+            await wire.close()
 
     async def settled(self, client: Client) -> int:
         """The leader, once everything runs and every other controller listens to it."""
@@ -202,14 +222,16 @@ async def racks(module: str = "controld", *, agents: bool = True) -> AsyncGenera
     require_etcd()
     base = Path(tempfile.mkdtemp(prefix="vl-"))
     with lab(AGENTS) as made_lab:
-        made = Racks(made_lab, base, module)
+        member = base / f"m{DISK_HOST}"
+        member.mkdir(mode=0o700)
+        try:
+            made = Racks(made_lab, base, disk.mount(member, base / "disk"), module)
+        except (subprocess.CalledProcessError, FileNotFoundError) as error:
+            pytest.skip(f"no disk of a member's own can be made here: {error}")
         _authority.create(base / "authority", "chaos", datetime.now(UTC))
         for host in CONTROLLERS:
             hosts = (made_lab.address(host),)
             _authority.issue(base / "authority", Role.CONTROLLER, f"c{host}", hosts, datetime.now(UTC), 2)
-        disk = base / f"m{DISK_HOST}"
-        disk.mkdir(mode=0o700)
-        run(["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES},mode=0700", "tmpfs", str(disk)])
         try:
             for host in CONTROLLERS:
                 made.start_member(host)
@@ -224,5 +246,5 @@ async def racks(module: str = "controld", *, agents: bool = True) -> AsyncGenera
             raise
         finally:
             made.stop()
-            run(["umount", "--lazy", str(disk)])
+            made.disk.close()
             shutil.rmtree(base, ignore_errors=True)

@@ -6,8 +6,8 @@ Three controllers with their etcd members run on this machine as they are deploy
 of the SDK submits one job after another. Killed are, in turn: the controller that leads, the etcd member that leads
 (beside the leading controller, and beside another one), and both at once on one host; then whatever is dead is started
 again. A figure is the longest time between two acknowledgements from just before the kill on. During each kill of a
-member another client puts records into a member that survives, one after another (`raw_etcd_kill_ms`): what etcd
-itself needs. `acked_lost`: jobs that were acknowledged, submitted or cancelled, and are not so at the end, after all
+member another client puts records into a member that survives, one after another (`raw_etcd_kill_ms`, and
+`raw_both_kill_ms`): what etcd itself needs. `acked_lost`: jobs that were acknowledged, submitted or cancelled, and are not so at the end, after all
 kills. `loop_stall_ms_max`: by how much a timer of a leader's loop was late, the longest of all.
 """
 
@@ -89,7 +89,6 @@ KILLS = (
     Kill("etcd_kill_ms", controller=False, member=0),
     Kill("both_kill_ms", controller=True, member=0),
 )
-RAW = "raw_etcd_kill_ms"
 BESIDE = "etcd_beside_kill_ms"
 
 
@@ -117,10 +116,10 @@ async def run_kill(made: Rack, acked: Acked, kill: Kill, gaps_ms: dict[str, list
         await until(lambda: acks.since(begin_ns) >= RECOVERED_ACKS and raw.since(begin_ns) >= RECOVERED_ACKS)
     gap_ms = round(acks.longest_gap_ms(begin_ns), 1)
     gaps_ms.setdefault(kill.name, []).append(gap_ms)
-    if not kill.controller:
-        gaps_ms.setdefault(RAW, []).append(round(raw.longest_gap_ms(begin_ns), 1))
-        if kill.member == 0:
-            gaps_ms.setdefault(BESIDE, []).append(gap_ms)
+    if kill.member is not None:
+        gaps_ms.setdefault(f"raw_{kill.name}", []).append(round(raw.longest_gap_ms(begin_ns), 1))
+    if kill.member == 0 and not kill.controller:
+        gaps_ms.setdefault(BESIDE, []).append(gap_ms)
     made.cluster.restart_dead()
     await acked.cancel_all(made.client)
     return gap_ms

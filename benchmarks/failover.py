@@ -6,9 +6,9 @@ Three controllers with their etcd members run on this machine as they are deploy
 of the SDK submits one job after another. Killed are, in turn: the controller that leads, the etcd member that leads
 (beside the leading controller, and beside another one), and both at once on one host; then whatever is dead is started
 again. A figure is the longest time between two acknowledgements from just before the kill on. During each kill of a
-member another client puts records into a member that survives, one after another (`raw_etcd_kill_ms`, and
-`raw_both_kill_ms`): what etcd itself needs. `acked_lost`: jobs that were acknowledged, submitted or cancelled, and are not so at the end, after all
-kills. `loop_stall_ms_max`: by how much a timer of a leader's loop was late, the longest of all.
+member another client puts records into a member that survives, one after another: `raw_etcd_kill_ms` and
+`raw_both_kill_ms` are what etcd itself needed. `acked_lost`: jobs that were acknowledged, submitted or cancelled, and
+are not so at the end, after all kills. `loop_stall_ms_max`: by how much a timer of a leader's loop was late at most.
 """
 
 from __future__ import annotations

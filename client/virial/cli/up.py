@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
@@ -60,11 +59,11 @@ def up(
     It is a controller (or several, each with its etcd member) and some node agents, all on loopback. Other commands of
     the same user find it by themselves.
     """
-    from virial.local import LocalCluster, Supervision
+    from virial.local import LocalCluster, Supervision, scratch_directory
 
     signal.signal(signal.SIGTERM, _interrupt)
     with ExitStack() as stack:
-        place = Path(directory).expanduser() if directory else Path(stack.enter_context(_scratch()))
+        place = Path(directory).expanduser() if directory else stack.enter_context(scratch_directory())
         cluster = LocalCluster(place, nodes=nodes, controllers=controllers)
         stack.callback(cluster.stop)
         with _Progress(session, nodes) as progress:
@@ -106,10 +105,6 @@ def _published(address: str, printer: Printer) -> Generator[None]:
         yield
     finally:
         withdraw_address(address)
-
-
-def _scratch() -> tempfile.TemporaryDirectory[str]:
-    return tempfile.TemporaryDirectory(prefix="virial-", ignore_cleanup_errors=True)
 
 
 def _interrupt(_signal: int, _frame: FrameType | None) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from virial.local.cluster import LocalCluster, NodeOptions, Share, machine_share
 from virial.local.part import Part, guardian_pid, kill_guardian
+from virial.local.scratch import scratch_directory
 from virial.local.supervision import Supervision
 
 __all__ = [
@@ -21,4 +22,5 @@ __all__ = [
     "guardian_pid",
     "kill_guardian",
     "machine_share",
+    "scratch_directory",
 ]

@@ -33,8 +33,8 @@ class Supervision:
         said: list[str] = []
         for part in self._cluster.all_parts():
             record = self._records.setdefault(part.name, _Record(now_s))
+            part.note_state()
             if part.alive or part.process is None or record.given_up:
-                part.note_state()
                 continue
             if record.due_s is None:
                 record.fast_ends = 0 if now_s - record.started_s >= SETTLED_S else record.fast_ends + 1

@@ -16,17 +16,20 @@ import socket
 import tempfile
 import time
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 import grpc
 import yaml
 
+from noded.certified import CannotJoin, OwnCertificate
 from noded.collect.model import Inventory, Readings, Roots
 from noded.collect.runner import STALE_PERIODS, CollectRunner
 from noded.collect.sweep import collect_inventory, collect_readings
-from noded.config import Machine, NodedConfig, TlsConfig, resolved, split_address
+from noded.config import Machine, NodedConfig, TlsConfig, join_addresses, resolved, split_address
 from noded.core import events as e
 from noded.core.agent import AgentCore
 from noded.core.messages import NodeFacts
@@ -83,6 +86,7 @@ async def run(config: NodedConfig, options: Options, log: NodeLog) -> None:
     files = NodeFiles(Path(config.data_dir))
     node_uid = files.open(lambda: secrets.token_hex(16))
     try:
+        config, own = await certified(config, files.data_dir, log)
         leader_epoch, cluster_uid = files.leader()
         core = AgentCore(
             node_uid,
@@ -97,7 +101,7 @@ async def run(config: NodedConfig, options: Options, log: NodeLog) -> None:
             allow_root_tasks=config.allow_root_tasks,
             fencing=config.fencing,
         )
-        agent = Agent(config, declared, core, guardian, files, worker, log)
+        agent = Agent(config, declared, core, guardian, files, worker, log, own)
         # Before the guardian, which outlives this process: a start that is bound to fail leaves nothing behind.
         agent.listen()
         try:
@@ -126,8 +130,10 @@ class Agent:
         files: NodeFiles,
         worker: Worker,
         log: NodeLog,
+        own: OwnCertificate | None = None,
     ) -> None:
         self._config = config
+        self._own = own
         self._declared = declared
         self._core = core
         self._guardian = guardian
@@ -183,6 +189,11 @@ class Agent:
         ]
         if self._tls is not None:
             work.append(asyncio.create_task(watch_credentials(self._tls, self._renew, self._log), name="TLS files"))
+        if self._tls is not None and self._own is not None:
+            keep = self._own.keep(
+                self._config.controllers, partial(read_credentials, self._tls), random.SystemRandom(), self._log
+            )
+            work.append(asyncio.create_task(keep, name="certificate"))
         stopping = asyncio.create_task(stop.wait(), name="stop")
         try:
             done, _ = await asyncio.wait((stopping, *work), return_when=asyncio.FIRST_COMPLETED)
@@ -271,6 +282,21 @@ def facts_of(config: NodedConfig, declared: Declared) -> NodeFacts:
         labels=tuple(sorted((dict(declared.labels) | dict(config.labels)).items())),
         version=own_version(),
     )
+
+
+async def certified(config: NodedConfig, data_dir: Path, log: NodeLog) -> tuple[NodedConfig, OwnCertificate | None]:
+    """With the certificate of a node that joined by a token, or joins now. Raises CannotStart."""
+    if config.tls != TlsConfig() or not config.join_token_file:
+        return config, None
+    own = OwnCertificate(data_dir, config.name)
+    try:
+        if not own.there(datetime.now(UTC)):
+            await own.join(config.join_token_file, join_addresses(config), random.SystemRandom(), log)
+    except CannotJoin as problem:
+        raise CannotStart(str(problem)) from None
+    except OSError as error:
+        raise CannotStart(f"cannot keep this node's certificate: {error.filename}: {error.strerror}") from None
+    return replace(config, tls=own.tls), own
 
 
 def tls_files(tls: TlsConfig) -> TlsFiles | None:

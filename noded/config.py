@@ -21,6 +21,7 @@ PREFIX: Final = "VIRIAL_NODED"
 CONFIG_VARIABLE: Final = "VIRIAL_NODED_CONFIG"
 DEFAULT_FILE: Final = "/etc/virial/noded.toml"
 PORT: Final = 7700
+JOIN_PORT: Final = 7702
 OFF: Final = "off"
 _SECOND_NS: Final = 1_000_000_000
 _NAME: Final = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?")
@@ -67,6 +68,8 @@ class NodedConfig:
     log_level: str = field(default="info", metadata={"choices": ("debug", "info", "warning", "error")})
     insecure: bool = False
     tls: TlsConfig = field(default_factory=TlsConfig)
+    join_token_file: str = ""
+    join_controllers: tuple[str, ...] = ()
     collect: CollectConfig = field(default_factory=CollectConfig)
 
 
@@ -93,6 +96,17 @@ def _problems(config: NodedConfig) -> list[str]:
     for name, addresses in (("controllers", config.controllers), ("metrics_listen", (config.metrics_listen,))):
         errors += [text for address in addresses if (text := _address_problem(config, name, address))]
     errors += _tls_problems(config.tls)
+    if config.join_token_file and config.tls != TlsConfig():
+        errors.append(
+            "join_token_file: is for a node that has no tls.ca, certificate and key; leave one or the other out"
+        )
+    if config.join_controllers and not config.join_token_file:
+        errors.append("join_controllers: is for a node that joins by a token; set join_token_file too")
+    errors += [
+        f"join_controllers: '{address}' is not HOST:PORT"
+        for address in config.join_controllers
+        if split_address(address) is None
+    ]
     for name in ("data_dir", "runtime_dir"):
         path: str = getattr(config, name)
         if path and not path.startswith("/"):
@@ -113,10 +127,11 @@ def _address_problem(config: NodedConfig, name: str, address: str) -> str:
             f"{name}: {address} can be reached from other machines; listen on 127.0.0.1 and let a local agent forward"
             " it, or say --insecure"
         )
-    if config.tls.ca is None:
+    if config.tls.ca is None and not config.join_token_file:
         return (
             f"{name}: {address} is another machine, and without TLS whoever answers there could run commands on this"
-            " node; set tls.ca, tls.certificate and tls.key, or say --insecure in a network you trust"
+            " node; set tls.ca, tls.certificate and tls.key, or join by a token (join_token_file), or say --insecure"
+            " in a network you trust"
         )
     return ""
 
@@ -132,6 +147,14 @@ def _tls_problems(tls: TlsConfig) -> list[str]:
         if path is not None and not Path(path).is_file():
             errors.append(f"tls.{name}: {path} is not a file")
     return errors
+
+
+def join_addresses(config: NodedConfig) -> tuple[str, ...]:
+    """Where to ask for the first certificate: as set, else port JOIN_PORT of each controller's host."""
+    if config.join_controllers:
+        return config.join_controllers
+    hosts = dict.fromkeys(address.rpartition(":")[0] for address in config.controllers)
+    return tuple(f"{host}:{JOIN_PORT}" for host in hosts)
 
 
 def split_address(address: str) -> tuple[str, int] | None:

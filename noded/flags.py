@@ -36,6 +36,8 @@ HELP: Final[Mapping[str, tuple[str, str, str]]] = {
     "tls.ca": ("FILE", "PEM of the authority that signed the controllers' certificates", "no TLS"),
     "tls.certificate": ("FILE", "PEM of this node's certificate", "none"),
     "tls.key": ("FILE", "PEM of its key", "none"),
+    "join_token_file": ("FILE", "of `virial admin token create`; read while this node has no certificate", "none"),
+    "join_controllers": ("HOST:PORT,...", "where nodes join", "port 7702 of each controller"),
     "collect.inventory_period": ("DURATION", "how often devices are looked for", ""),
     "collect.readings_period": ("DURATION", "how often temperatures, links and use are read", ""),
 }
@@ -47,6 +49,7 @@ exit status: 0 stopped, 1 cannot start or go on, 2 settings
 
 examples:
   noded --controllers ctl-1:7700 --tls-ca ca.pem --tls-certificate node.pem --tls-key node.key
+  noded --controllers ctl-1:7700 --join-token-file node-7.join  # the first start of a new node
   noded --data-dir ~/noded --controllers 127.0.0.1:7700        # without root
 """
 

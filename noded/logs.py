@@ -43,6 +43,10 @@ class LogName(StrEnum):
     COLLECTOR_FAILED = "collector.failed"
     TLS_LOADED = "tls.loaded"
     TLS_REFUSED = "tls.refused"
+    NODE_JOINED = "node.joined"
+    JOIN_FAILED = "join.failed"
+    CERTIFICATE_RENEWED = "certificate.renewed"
+    CERTIFICATE_NOT_RENEWED = "certificate.not_renewed"
 
 
 class NodeLog:

@@ -23,6 +23,7 @@ from virial.models import (
     JobError,
     JobSpec,
     JobState,
+    JoinToken,
     Link,
     LogChunk,
     Member,
@@ -38,7 +39,8 @@ from virial.models import (
     UnfitCount,
     Writes,
 )
-from virialpb.v1 import admin_pb2, cluster_pb2, common_pb2, job_pb2, rdl_pb2
+from virialpb.joinfile import JoinFile
+from virialpb.v1 import admin_pb2, cluster_pb2, common_pb2, job_pb2, join_pb2, rdl_pb2
 
 MS_NS = 1_000_000
 
@@ -374,3 +376,8 @@ def _store_member_from(message: admin_pb2.StoreMember) -> StoreMember:
         size_bytes=message.size_bytes,
         used_bytes=message.used_bytes,
     )
+
+
+def join_token_from(message: join_pb2.CreateJoinTokenResponse, secret: str) -> JoinToken:
+    text = JoinFile(message.cluster, message.node, secret, message.ca.decode("ascii", "replace")).text
+    return JoinToken(message.cluster, message.node, message.expire_time_unix_ns, text)

@@ -394,6 +394,16 @@ class Controllers:
 
 
 @dataclass(frozen=True, slots=True)
+class JoinToken:
+    """Lets one new node join. `text` is the whole of the file that the node is given; it is secret."""
+
+    cluster: str
+    node: str
+    expire_time_unix_ns: int
+    text: str = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
 class MembersChange:
     """The members afterwards. `peers`: NAME=URL of each, as `controld member --peer` takes them. `added_id`: of the
     member that was added; empty where none was."""

@@ -51,6 +51,7 @@ def fork(state: State) -> State:
         checkpoints={job: dict(table) for job, table in state.checkpoints.items()},
         requests=dict(state.requests),
         events=dict(state.events),
+        join_tokens=dict(state.join_tokens),
         created=dict(state.created),
         modified=dict(state.modified),
         request_packs=dict(state.request_packs),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import random
+import secrets
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -25,6 +27,7 @@ from virial.models import (
     JobChange,
     JobSpec,
     JobState,
+    JoinToken,
     LogChunk,
     MembersChange,
     Node,
@@ -32,7 +35,7 @@ from virial.models import (
 )
 from virialpb.errors import details_from
 from virialpb.reasons import Reason
-from virialpb.v1 import admin_pb2, cluster_pb2, job_pb2
+from virialpb.v1 import admin_pb2, cluster_pb2, job_pb2, join_pb2
 
 M = TypeVar("M")
 
@@ -344,6 +347,19 @@ class Client:
         ConflictError where that one cannot take it: the former leads on."""
         request = admin_pb2.MoveLeaderRequest(request_id=request_id or _new_request_id(), controller=controller)
         return (await self._call(lambda c, t: c.admin.MoveLeader(request, timeout=t))).leader
+
+    async def create_join_token(self, node: str, *, ttl_ms: int = 3_600_000, secret: str = "") -> JoinToken:
+        """Let one new node of this name join, once. The controllers get the hash of the secret only, so what is
+        returned is the one place where it is; `secret` is made here when it is not given."""
+        secret = secret or secrets.token_urlsafe(32)
+        request = join_pb2.CreateJoinTokenRequest(
+            request_id=_new_request_id(),
+            node=node,
+            secret_sha256=hashlib.sha256(secret.encode()).hexdigest(),
+            ttl_ms=ttl_ms,
+        )
+        reply = await self._call(lambda c, t: c.certificates.CreateJoinToken(request, timeout=t))
+        return convert.join_token_from(reply, secret)
 
     async def backup(self) -> AsyncIterator[bytes]:
         """The bytes of a backup, in order: one file, as of one revision, for `controld restore`. Whole only when the

@@ -10,7 +10,7 @@ import grpc
 
 from virial._connect import Tls, channel_options
 from virialpb.tlsprobe import asks_for_tls
-from virialpb.v1 import admin_pb2_grpc, cluster_pb2_grpc, job_pb2_grpc
+from virialpb.v1 import admin_pb2_grpc, cluster_pb2_grpc, job_pb2_grpc, join_pb2_grpc
 
 RpcError = grpc.RpcError
 Lock = threading.Lock
@@ -32,6 +32,7 @@ class Connection:
         self.jobs = job_pb2_grpc.JobServiceStub(self.channel)
         self.cluster = cluster_pb2_grpc.ClusterServiceStub(self.channel)
         self.admin = admin_pb2_grpc.AdminServiceStub(self.channel)
+        self.certificates = join_pb2_grpc.CertificateServiceStub(self.channel)
 
     def use(self) -> bool:
         """False when it is closed already: take another one."""

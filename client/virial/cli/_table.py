@@ -337,6 +337,20 @@ OPTIONS: dict[str, dict[str, tuple[str, ...] | None]] = {
         "-o": ("table", "json", "yaml"),
         "--help": None,
     },
+    "admin token": {"--help": None},
+    "admin token create": {
+        "--node": (),
+        "--ttl": (),
+        "--file": (),
+        "--output": ("table", "json", "yaml"),
+        "-o": ("table", "json", "yaml"),
+        "--address": (),
+        "--ca": (),
+        "--cert": (),
+        "--key": (),
+        "--timeout": (),
+        "--help": None,
+    },
 }
 # Fixed choices of a command's argument.
 ARGUMENTS: dict[str, tuple[str, ...]] = {
@@ -374,4 +388,6 @@ ARGUMENTS: dict[str, tuple[str, ...]] = {
     "admin certs issue": (),
     "admin certs list": (),
     "admin certs rotate": ("begin", "switch", "finish"),
+    "admin token": (),
+    "admin token create": (),
 }

@@ -1,0 +1,270 @@
+"""A new node joins by a token: once, under one name, over changes of leader; and renews what it was given."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from random import Random
+
+import grpc
+import grpc.aio
+import pytest
+
+from controld.config import Config
+from controld.core.commands import Now, UseJoinToken
+from controld.core.outcome import Outcome, Reply, Transition
+from controld.core.state import State
+from controld.core.transitions import joins
+from controld.ports import Ports
+from noded.link.backoff import Backoff
+from noded.link.convert_join import Certified
+from noded.link.join import NotCertified, join, renew
+from tests.integration.noded_support import noded, noded_env
+from tests.support_apps import Controller, controllers, free_ports
+from tests.support_secure import secure_config
+from tests.support_service import HANG_SECONDS, Served, quick_config, serve
+from tests.support_tls import Files, Operator
+from virial import Client, Tls
+from virialpb import certificates as c
+from virialpb.identity import Role, make_identity
+from virialpb.joinfile import JoinFile, parse_join_file
+
+Patch = pytest.MonkeyPatch
+
+
+class Quiet:
+    """Of no interest here."""
+
+    def info(self, event: str, **fields: object) -> None: ...
+    def warning(self, event: str, **fields: object) -> None: ...
+
+
+@dataclass
+class Joining:
+    served: Served
+    operator: Operator
+
+    @property
+    def ports(self) -> Ports:
+        return self.served.ports
+
+
+def joining_config(config: Config, operator: Operator, join_listen: str = "127.0.0.1:0") -> Config:
+    issuer = Files(operator.directory / "issuer-join")
+    if not issuer.directory.exists():
+        operator.issue("issuer", "join")
+    found = secure_config(config, operator.issue("controller", config.identity))
+    return replace(
+        found,
+        tls=replace(
+            found.tls, issuer_certificate=str(issuer.certificate), issuer_key=str(issuer.key), join_listen=join_listen
+        ),
+    )
+
+
+@pytest.fixture
+async def joining(tmp_path: Path) -> AsyncIterator[Joining]:
+    operator = Operator(tmp_path / "certs")
+    config = joining_config(quick_config(tmp_path / "c"), operator)
+    async with serve(tmp_path / "c", config) as served:
+        yield Joining(served, operator)
+
+
+def client(address: str, files: Files) -> Client:
+    return Client(address, timeout_s=HANG_SECONDS, tls=Tls(str(files.ca), str(files.certificate), str(files.key)))
+
+
+async def token_for(address: str, admin: Files, node: str = "n1") -> JoinFile:
+    async with client(address, admin) as found:
+        return parse_join_file((await found.create_join_token(node)).text)
+
+
+async def use(
+    address: str, token: JoinFile, key: c.Key, *, node: str = "", secret: str = "", asks_as: str = "n1"
+) -> Certified:
+    return await join(
+        (address,),
+        token.ca.encode(),
+        node=node or token.node,
+        secret=secret or token.secret,
+        request=c.request_pem(key, asks_as),
+        backoff=Backoff(Random(1)),
+        patience_seconds=HANG_SECONDS,
+        log=Quiet(),
+    )
+
+
+async def refusal(asked: object) -> str:
+    with pytest.raises(NotCertified) as caught:
+        await asked  # type: ignore[misc]
+    assert caught.value.lasting
+    return str(caught.value)
+
+
+async def test_a_new_node_joins_by_its_token_and_works_on_without_it(joining: Joining, tmp_path: Path) -> None:
+    admin = joining.operator.issue("admin", "ann")
+    file = tmp_path / "n1.join"
+    command = [sys.executable, "-m", "virial.cli", "admin", "token", "create"]
+    as_admin = ["--address", joining.ports.grpc_address, "--ca", str(admin.ca)]
+    as_admin += ["--cert", str(admin.certificate), "--key", str(admin.key)]
+    done = await asyncio.to_thread(
+        subprocess.run,
+        [*command, "--node", "n1", "--file", str(file), *as_admin],
+        capture_output=True,
+        text=True,
+        env=noded_env(),
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    assert file.stat().st_mode & 0o777 == 0o600
+    secret = parse_join_file(file.read_text()).secret
+    assert secret not in done.stdout + done.stderr
+    flags = ("--join-token-file", str(file), "--join-controllers", joining.ports.join_address)
+    async with client(joining.ports.grpc_address, admin) as found:
+        async with noded(tmp_path / "n1", [joining.ports.grpc_address], *flags) as agent:
+            await live(found, "n1")
+            own = tmp_path / "n1" / "tls"
+            assert (own / "key.pem").stat().st_mode & 0o777 == 0o600
+            assert secret not in agent.log.read_text() + joining.served.log.getvalue()
+        file.unlink()
+        async with noded(tmp_path / "n1", [joining.ports.grpc_address], *flags):
+            await live(found, "n1")
+
+
+async def live(found: Client, name: str) -> None:
+    async with asyncio.timeout(HANG_SECONDS):
+        while not any(node.name == name and node.liveness == "LIVE" for node in await found.list_nodes()):  # noqa: ASYNC110
+            await asyncio.sleep(0.1)
+
+
+async def test_a_second_host_with_the_same_token_is_told_so(joining: Joining, tmp_path: Path) -> None:
+    admin = joining.operator.issue("admin", "ann")
+    token = await token_for(joining.ports.grpc_address, admin)
+    await use(joining.ports.join_address, token, c.new_key())
+    file = tmp_path / "n1.join"
+    file.write_text(token.text)
+    words = [sys.executable, "-m", "noded", "--data-dir", str(tmp_path / "other"), "--name", "n1"]
+    words += ["--controllers", joining.ports.grpc_address, "--join-token-file", str(file)]
+    words += ["--join-controllers", joining.ports.join_address]
+    done = await asyncio.to_thread(
+        subprocess.run, words, capture_output=True, text=True, env=noded_env(), timeout=60, cwd="/"
+    )
+    assert done.returncode == 1
+    message = done.stderr.splitlines()[-1]
+    assert "the join token was used already" in message
+    assert "virial admin token create" in message
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "other" / "tls" / "certificate.pem").exists()
+
+
+async def test_what_is_signed_is_the_name_of_the_token_whatever_was_asked(joining: Joining) -> None:
+    token = await token_for(joining.ports.grpc_address, joining.operator.issue("admin", "ann"))
+    found = await use(joining.ports.join_address, token, c.new_key(), asks_as="spiffe://rack-7/admin/root")
+    certificate = c.read_certificates(found.certificate)[0]
+    assert c.facts_of(certificate).identity == make_identity("rack-7", Role.NODE, "n1")
+    assert found.ca == joining.operator.ca.read_bytes()
+
+
+async def test_a_token_that_is_not_right_is_refused_with_its_reason(joining: Joining) -> None:
+    address = joining.ports.join_address
+    token = await token_for(joining.ports.grpc_address, joining.operator.issue("admin", "ann"))
+    key = c.new_key()
+    assert "is not known here" in await refusal(use(address, token, key, secret="x" * 43))
+    assert "for the node n1" in await refusal(use(address, token, key, node="n2"))
+    first = await use(address, token, key)
+    again = await use(address, token, key)  # its answer may have been lost
+    assert (
+        c.read_certificates(again.certificate)[0].public_key() == c.read_certificates(first.certificate)[0].public_key()
+    )
+    assert "used already" in await refusal(use(address, token, c.new_key()))
+
+
+async def test_where_nodes_join_nothing_else_is_done(joining: Joining) -> None:
+    credentials = grpc.ssl_channel_credentials(joining.operator.ca.read_bytes())
+    async with grpc.aio.secure_channel(joining.ports.join_address, credentials) as channel:
+        for method in ("JobService/SubmitJob", "NodeService/Control", "CertificateService/RenewCertificate"):
+            call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(f"/virialpb.v1.{method}")
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await call(b"", timeout=HANG_SECONDS)
+            assert caught.value.code() in (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.PERMISSION_DENIED)
+
+
+async def test_a_node_renews_its_own_name_and_nobody_else_renews(joining: Joining) -> None:
+    address, key = joining.ports.grpc_address, c.new_key()
+    request = c.request_pem(key, "n9")
+    node = joining.operator.issue("node", "n1")
+    found = await renew((address,), node.credentials(), request)
+    assert c.facts_of(c.read_certificates(found.certificate)[0]).identity == make_identity("rack-7", Role.NODE, "n1")
+    for role in (Role.USER, Role.ADMIN, Role.CONTROLLER):
+        with pytest.raises(NotCertified, match="may not"):
+            await renew((address,), joining.operator.issue(role, f"x-{role}").credentials(), request)
+
+
+async def test_without_an_issuer_the_call_says_what_to_set(tmp_path: Path) -> None:
+    operator = Operator(tmp_path / "certs")
+    config = secure_config(quick_config(tmp_path / "c"), operator.issue("controller", "c1"))
+    async with serve(tmp_path / "c", config) as served:
+        with pytest.raises(Exception, match=r"tls\.issuer_certificate"):
+            await token_for(served.ports.grpc_address, operator.issue("admin", "ann"))
+        assert served.ports.join_address == ""
+
+
+async def used_twice(directory: Path) -> bool:
+    """Whether a second key gets a certificate for a token that was used, after the leader that saw it was killed."""
+    operator = Operator(directory / "certs")
+    joins_at = iter(free_ports(3))
+    addresses: dict[str, str] = {}
+
+    def configure(config: Config) -> Config:
+        addresses[config.listen] = f"127.0.0.1:{next(joins_at)}"
+        return joining_config(config, operator, addresses[config.listen])
+
+    def join_at(one: Controller) -> str:
+        return addresses[one.address]
+
+    admin, key = operator.issue("admin", "ann"), c.new_key()
+    async with controllers(directory, configure=configure) as running:
+        leader = await running.settled()
+        token = await token_for(leader.address, admin)
+        await use(join_at(leader), token, key)
+        await leader.kill()
+        successor = await running.leader(but=leader)
+        await use(join_at(successor), token, key)  # the same key: its answer may have been lost with the leader
+        try:
+            await use(join_at(successor), token, c.new_key())
+        except NotCertified as error:
+            if not error.lasting:
+                raise
+            return False
+        return True
+
+
+async def test_a_token_is_used_once_over_changes_of_leader(tmp_path: Path) -> None:
+    assert not await used_twice(tmp_path)
+
+
+def remembers_nothing(patch: Patch) -> None:
+    real = joins.use
+
+    def use_(state: State, command: UseJoinToken, now: Now) -> Outcome:
+        found = real(state, command, now)
+        return Transition(reply=Reply(command.node)) if isinstance(found, Transition) else found
+
+    patch.setattr(joins, "use", use_)
+
+
+def asks_nothing(patch: Patch) -> None:
+    def use_(state: State, command: UseJoinToken, now: Now) -> Outcome:
+        return Transition(reply=Reply(command.node))
+
+    patch.setattr(joins, "use", use_)
+
+
+@pytest.mark.parametrize("defect", [remembers_nothing, asks_nothing])
+async def test_a_second_use_is_seen(defect: Callable[[Patch], None], tmp_path: Path, monkeypatch: Patch) -> None:
+    defect(monkeypatch)
+    assert await used_twice(tmp_path)

@@ -224,18 +224,7 @@ class SessionRefused:
     leader: str = ""
 
 
-Order = (
-    Welcome
-    | BeatAck
-    | Prepare
-    | Go
-    | Stop
-    | Release
-    | TaskReply
-    | SaveNow
-    | DropCheckpoint
-    | SessionRefused
-)
+Order = Welcome | BeatAck | Prepare | Go | Stop | Release | TaskReply | SaveNow | DropCheckpoint | SessionRefused
 
 
 @dataclass(frozen=True, slots=True)

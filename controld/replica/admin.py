@@ -40,6 +40,7 @@ class Admin:
         log: Log,
     ) -> None:
         self.scratch = scratch
+        self._address = survey.address
         self.survey = survey
         self.members = members
         self._store = store
@@ -87,6 +88,11 @@ class Admin:
     async def _remove(self, listed: Listed, members: Sequence[Seen]) -> None:
         """Never without a majority: what the others have acknowledged must be in what is left. etcd counts who is
         started, not who is in step."""
+        own = next((m for m in members if m.listed.id == listed.id), None)
+        if own is not None and own.controller and own.controller == self._address:
+            raise MembersRefusedError(
+                f"{listed.label} is beside the controller that leads; `virial admin move-leader` to another one first"
+            )
         left = [m for m in members if m.listed.id != listed.id and not m.listed.learner]
         sound = [m for m in left if m.in_step]
         if not left:

@@ -78,6 +78,11 @@ class Survey:
         self._lock = asyncio.Lock()
         self._last: tuple[float, Picture] | None = None
 
+    @property
+    def address(self) -> str:
+        """Of this controller."""
+        return self._place.address
+
     async def recent(self) -> Picture:
         """One of a moment ago will do: for what is shown often."""
         async with self._lock:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -20,6 +21,7 @@ from virialpb.v1 import admin_pb2_grpc
 
 PART_BYTES: Final = 256 << 10
 BACKUPS_MAX: Final = 2
+SCRATCH: Final = "backup-"
 
 
 class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
@@ -67,9 +69,11 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         await self._backend.leader.barrier()
         if self._backups >= BACKUPS_MAX:
             raise CallError(details_for(Reason.OVERLOADED, detail=f"{BACKUPS_MAX} backups are under way"))
+        if not self._backups:
+            await asyncio.to_thread(_forget_stale, self._admin.scratch)
         self._backups += 1
         try:
-            with tempfile.TemporaryDirectory(prefix="backup-", dir=self._admin.scratch) as scratch:
+            with tempfile.TemporaryDirectory(prefix=SCRATCH, dir=self._admin.scratch) as scratch:
                 path = Path(scratch) / "backup"
                 cursor = await self._admin.backup(path)
                 size_bytes = path.stat().st_size
@@ -80,3 +84,9 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
                 yield convert.backup_ends(size_bytes)
         finally:
             self._backups -= 1
+
+
+def _forget_stale(directory: Path) -> None:
+    """What a controller that was killed has left."""
+    for path in directory.glob(f"{SCRATCH}*"):
+        shutil.rmtree(path, ignore_errors=True)

@@ -111,6 +111,8 @@ async def test_the_leadership_is_moved_to_the_one_that_is_named(three: Rack) -> 
         assert await client.move_leader(to.name) == to.config.listen, "it leads already"
         with pytest.raises(NotFoundError, match="the controller c9 does not exist"):
             await client.move_leader("c9")
+        with pytest.raises(ConflictError, match="beside the controller that leads"):
+            await client.remove_member(to.member.config.name)
         await leader.lose()
         with pytest.raises(ConflictError, match="does not answer"):
             await client.move_leader(leader.config.listen)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
 from controld.service.store_problems import in_words
+from controld.store import members
 from controld.store.members import (
     LAG_ENTRIES_MAX,
     Ailment,
@@ -40,12 +42,12 @@ def three(**of_second: object) -> tuple[Seen, ...]:
     return seen(1), seen(2, **of_second), seen(3)  # type: ignore[arg-type]
 
 
-def step(members: tuple[Seen, ...], **done: object) -> Step | None:
-    return plan(members, limit_bytes=LIMIT, quota_bytes=QUOTA, **done)  # type: ignore[arg-type]
+def step(seen_: tuple[Seen, ...], **done: object) -> Step | None:
+    return plan(seen_, limit_bytes=LIMIT, quota_bytes=QUOTA, **done)  # type: ignore[arg-type]
 
 
-def ailments(members: tuple[Seen, ...]) -> list[Ailment]:
-    return [finding.ailment for finding in assess(members, LIMIT)]
+def ailments(seen_: tuple[Seen, ...]) -> list[Ailment]:
+    return [finding.ailment for finding in assess(seen_, LIMIT)]
 
 
 class TestAssess:
@@ -137,3 +139,39 @@ class TestPlan:
         assert step((*three(), learner), learning={4}) is None
         assert step((*three(silent=True), learner)) == Promote(4)
         assert step((seen(1), seen(2, silent=True), seen(3, leader_id=0), learner)) is None
+
+
+def lagging_one_stops_all() -> None:
+    bloated = seen(2, size_bytes=QUOTA, used_bytes=10 * MIB)
+    assert step((seen(1), bloated, seen(3, lag=LAG_ENTRIES_MAX + 1))) is None
+
+
+def votes_come_from_a_majority() -> None:
+    assert step((seen(1), seen(2, silent=True), seen(3, silent=True), seen(4, learner=True, silent=True))) is None
+
+
+def an_alarm_that_would_come_back_stays() -> None:
+    full = tuple(seen(i, full_ids=(2,), size_bytes=QUOTA, used_bytes=QUOTA) for i in (1, 2, 3))
+    assert step(full, compacted=True, defragmented={1: QUOTA, 2: QUOTA, 3: QUOTA}) is None
+
+
+def always(_: object) -> bool:
+    return True
+
+
+@pytest.mark.parametrize(
+    ("defect", "scenario", "attribute", "value"),
+    [
+        ("defragments_while_one_lags", lagging_one_stops_all, "LAG_ENTRIES_MAX", 1 << 60),
+        ("votes_without_a_majority", votes_come_from_a_majority, "_majority_in_step", always),
+        ("disarms_what_is_still_full", an_alarm_that_would_come_back_stays, "WORTHWHILE", 2.0),
+    ],
+)
+def test_the_plan_catches_its_defects(
+    defect: str, scenario: Callable[[], None], attribute: str, value: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scenario()
+    monkeypatch.setattr(members, attribute, value)
+    with pytest.raises(AssertionError):
+        scenario()
+    assert defect

@@ -30,8 +30,9 @@ T = TypeVar("T")
 @dataclass(frozen=True, slots=True)
 class EtcdTimes:
     """All in seconds. A proposal that was lost in an election of etcd is never answered: for as long as one takes
-    (`election`) attempts are short. After that each has twice the time of the last: a slow disk must not be asked ever
-    faster. `refused`: a member whose socket refuses for so long does not run, and what waits for it is told.
+    (`election`) attempts are short and close. After that each has twice the time of the last, and twice the pause: a
+    slow disk must not be asked ever faster. `refused`: a member whose socket refuses for so long does not run, and what
+    waits for it is told.
     """
 
     attempt: float = 0.2
@@ -60,7 +61,7 @@ class Attempts:
     def __init__(self, times: EtcdTimes, total_seconds: float, usual_seconds: float = 0.0) -> None:
         self.timeout = min(max(times.attempt, 2 * usual_seconds), times.attempt_max)
         self._times = times
-        self._pause = times.pause / 2
+        self._pause = times.pause
         self._began = asyncio.get_running_loop().time()
         self._end = self._began + total_seconds
         self._made = 0
@@ -73,7 +74,7 @@ class Attempts:
         now = asyncio.get_running_loop().time()
         if now - self._began >= self._times.election:
             self.timeout = min(self.timeout * 2, self._times.attempt_max)
-        self._pause = min(self._pause * 2, self._times.pause_max)
+            self._pause = min(self._pause * 2, self._times.pause_max)
         if now + self._pause >= self._end:
             return False
         if self._refused_at is not None and now - self._refused_at >= self._times.refused:

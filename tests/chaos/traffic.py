@@ -33,7 +33,7 @@ from virial.models import JobSpec, JobState, Resources, TaskSpec
 
 OWNERS = 8
 # Some callers give up soon, so that some outcomes stay unknown.
-PATIENCES_S = (2.5, 30.0, 30.0)
+PATIENCES_S = (0.6, 2.5, 30.0, 30.0)
 NO_NODE_HAS = Resources(cpu_millis=1_000_000, memory_bytes=1 << 20)
 JOBS_OPEN = 4
 

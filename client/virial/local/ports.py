@@ -8,7 +8,6 @@ port that is bound to nobody who asks for a free one, and lets a server listen o
 from __future__ import annotations
 
 import json
-import os
 import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -49,7 +48,6 @@ class ReservedPorts:
     def _reserve(self, name: str, port: int) -> int:
         made = socket.socket()
         self._sockets.append(made)
-        os.set_inheritable(made.fileno(), False)
         if port:  # connections of a former life may linger on it
             made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

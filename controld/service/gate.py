@@ -52,6 +52,11 @@ Peer = Mapping[str, Sequence[bytes]]
 
 
 class Gate(Protocol):
+    @property
+    def asks(self) -> bool:
+        """Whether it looks at `peer`, which costs gRPC some work."""
+        ...
+
     def admit(self, method: str, peer: Peer) -> Caller:
         """Who calls. Raises CallError where they may not."""
         ...
@@ -60,12 +65,16 @@ class Gate(Protocol):
 class OpenGate:
     """Without certificates whoever reaches the address may do everything: on loopback, and by --insecure."""
 
+    asks = False
+
     def admit(self, method: str, peer: Peer) -> Caller:
         return ANYONE
 
 
 class JoinGate:
     """Of the address where nodes join: nothing else is served there."""
+
+    asks = False
 
     def admit(self, method: str, peer: Peer) -> Caller:
         if method != JOIN and not method.startswith(HEALTH):
@@ -82,6 +91,8 @@ class _Read:
 
 class CertificateGate:
     """`cluster`: that of the controller's own certificate. `authorities`: whom it trusts, at the moment of the call."""
+
+    asks = True
 
     def __init__(
         self, cluster: str, authorities: Callable[[], tuple[x509.Certificate, ...]], now: Callable[[], datetime]

@@ -158,7 +158,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                 # A coroutine that writes, not a generator: what the servicer holds is let go of here, not by the
                 # garbage collector, when the caller has gone.
                 async with (
-                    tenure(lambda: self._gate.admit(method, _peer(context)), _now),
+                    tenure(lambda: self._gate.admit(method, self._peer(context)), _now),
                     aclosing(cast("Any", behaviour(request, context))) as messages,
                 ):
                     async for message in messages:
@@ -180,10 +180,13 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
 
     def _admit(self, method: str, context: Context) -> None:
         """Raises CallError."""
-        caller = self._gate.admit(method, _peer(context))
+        caller = self._gate.admit(method, self._peer(context))
         CALLER.set(caller)
         if caller.identity is not None:
             structlog.contextvars.bind_contextvars(caller=caller.identity.uri)
+
+    def _peer(self, context: Context) -> Peer:
+        return cast("Peer", context.auth_context()) if self._gate.asks else {}
 
     def _enter(self, name: str, cause_id: str, stale: bool) -> None:
         CAUSE_ID.set(cause_id)
@@ -214,10 +217,6 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         )
         self._log(LogName.CALL_REFUSED, reason=str(details.reason), message=details.message)
         await context.abort(named.code, named.message, trailing_metadata(named))
-
-
-def _peer(context: Context) -> Peer:
-    return cast("Peer", context.auth_context())
 
 
 def _now() -> datetime:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from random import Random
 
@@ -20,6 +21,7 @@ from controld.core.outcome import Outcome, Reply, Transition
 from controld.core.state import State
 from controld.core.transitions import joins
 from controld.ports import Ports
+from noded import certified
 from noded.link.backoff import Backoff
 from noded.link.convert_join import Certified
 from noded.link.join import NotCertified, join, renew
@@ -29,6 +31,7 @@ from tests.support_secure import secure_config
 from tests.support_service import HANG_SECONDS, Served, quick_config, serve
 from tests.support_tls import Files, Operator
 from virial import Client, Tls
+from virial.cli import _authority
 from virialpb import certificates as c
 from virialpb.identity import Role, make_identity
 from virialpb.joinfile import JoinFile, parse_join_file
@@ -202,6 +205,58 @@ async def test_a_node_renews_its_own_name_and_nobody_else_renews(joining: Joinin
     for role in (Role.USER, Role.ADMIN, Role.CONTROLLER):
         with pytest.raises(NotCertified, match="may not"):
             await renew((address,), joining.operator.issue(role, f"x-{role}").credentials(), request)
+
+
+async def test_a_joined_node_renews_by_itself_and_so_learns_of_a_new_authority(
+    joining: Joining, tmp_path: Path, monkeypatch: Patch
+) -> None:
+    monkeypatch.setattr(certified, "RENEW_SECONDS", 0.05)
+    monkeypatch.setattr(certified, "RETRY_SECONDS", 0.05)
+    token = await token_for(joining.ports.grpc_address, joining.operator.issue("admin", "ann"))
+    file = tmp_path / "n1.join"
+    file.write_text(token.text)
+    own = certified.OwnCertificate(tmp_path, "n1")
+    await own.join(str(file), (joining.ports.join_address,), Random(1), Quiet())
+    files = Files(tmp_path / "tls")
+    first, key = files.certificate.read_bytes(), files.key.read_bytes()
+    keeping = asyncio.create_task(own.keep((joining.ports.grpc_address,), files.credentials, Random(1), Quiet()))
+    try:
+        async with asyncio.timeout(HANG_SECONDS):
+            while files.certificate.read_bytes() == first:  # noqa: ASYNC110 - files tell nobody
+                await asyncio.sleep(0.02)
+        assert own.there(datetime.now(UTC))
+        assert files.key.read_bytes() == key
+        _authority.begin(joining.operator.directory, datetime.now(UTC))
+        async with asyncio.timeout(HANG_SECONDS):
+            while files.ca.read_bytes() != joining.operator.ca.read_bytes():  # noqa: ASYNC110 - files tell nobody
+                await asyncio.sleep(0.05)
+    finally:
+        keeping.cancel()
+        await asyncio.wait([keeping])
+
+
+async def test_a_certificate_of_another_name_is_not_taken_up(joining: Joining, tmp_path: Path) -> None:
+    token = await token_for(joining.ports.grpc_address, joining.operator.issue("admin", "ann"))
+    file = tmp_path / "n1.join"
+    file.write_text(token.text)
+    with pytest.raises(certified.CannotJoin, match="is for the node n1, and this one is n2"):
+        await certified.OwnCertificate(tmp_path, "n2").join(str(file), ("127.0.0.1:9",), Random(1), Quiet())
+    await certified.OwnCertificate(tmp_path, "n1").join(str(file), (joining.ports.join_address,), Random(1), Quiet())
+    with pytest.raises(certified.CannotJoin, match="spiffe://rack-7/node/n1, and this node is n2"):
+        certified.OwnCertificate(tmp_path, "n2").there(datetime.now(UTC))
+    later = datetime.now(UTC) + timedelta(days=91)
+    assert not certified.OwnCertificate(tmp_path, "n1").there(later)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "virial-join-1 a b", "virial-join-2 a b " + "x" * 43, "virial-join-1 a b " + "x" * 43]
+)
+def test_what_is_no_join_file_is_told_without_its_content(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "f"
+    file.write_text(text)
+    with pytest.raises(certified.CannotJoin, match="is no join file") as caught:
+        certified.read_join_file(str(file))
+    assert "xxx" not in str(caught.value)
 
 
 async def test_without_an_issuer_the_call_says_what_to_set(tmp_path: Path) -> None:

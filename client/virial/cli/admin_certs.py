@@ -109,9 +109,10 @@ def list_(session: Session, directory: Directory = "virial-certs") -> None:
 
 
 _THEN: Final = {
-    Step.BEGIN: "copy ca.pem (and members-ca.pem) to every machine; a minute later, or a day where nodes joined by tokens: "
-    "rotate switch",
-    Step.SWITCH: "copy each directory to its machine; a minute later, or a day where nodes joined by tokens: rotate finish",
+    Step.BEGIN: "copy ca.pem (and members-ca.pem) to every machine; then: rotate switch, a minute later "
+    "(a day, where nodes joined by tokens)",
+    Step.SWITCH: "copy each directory to its machine; then: rotate finish, a minute later "
+    "(a day, where nodes joined by tokens)",
     Step.FINISH: "copy ca.pem (and members-ca.pem) to every machine: the old authority is trusted no more then",
 }
 

@@ -14,6 +14,8 @@ from virialpb.reasons import Reason
 
 # Every new node of a large cluster at once, twice over.
 TOKENS_MAX = 20_000
+# What has run out goes with the next that is made: so many, since a store transaction takes only so many changes.
+DROPS_MAX = 128
 
 
 def create(state: State, command: CreateJoinToken, now: Now) -> Outcome:
@@ -26,7 +28,7 @@ def create(state: State, command: CreateJoinToken, now: Now) -> Outcome:
     draft = Draft(state)
     # What has run out needs no commit to end, but must not pile up.
     over = [token for token in state.join_tokens.values() if token.expire_time_unix_ns <= now.unix_ns]
-    for token in over:
+    for token in over[:DROPS_MAX]:
         draft.delete(keys.join_token(token.secret_sha256))
     if len(state.join_tokens) - len(over) >= TOKENS_MAX:
         return Refused(Reason.QUOTA, "the join tokens", detail="TOO_MANY")

@@ -71,3 +71,18 @@ def test_tokens_do_not_pile_up(world: World, monkeypatch: pytest.MonkeyPatch) ->
     world.now_ns += HOUR_NS
     world.reply(another)
     assert set(world.state.join_tokens) == {OTHER}
+
+
+def test_however_many_have_run_out_one_more_is_few_changes(world: World) -> None:
+    """All of a large cluster joined once; a year later a single node is added. Found: more changes than etcd takes."""
+    for number in range(3 * joins.DROPS_MAX):
+        world.reply(CreateJoinToken(f"{number:064x}", f"m{number}", HOUR_NS))
+    world.now_ns += HOUR_NS
+    left: list[int] = []
+    for made in ("c" * 64, "d" * 64, "e" * 64, "f" * 64):
+        found = decide(world.state, CreateJoinToken(made, "n8", HOUR_NS), world.now)
+        assert isinstance(found, Transition)
+        assert len(found.changes) <= joins.DROPS_MAX + 1
+        world.state.apply(found.changes, world.state.revision + 1)
+        left.append(len(world.state.join_tokens))
+    assert left == [2 * joins.DROPS_MAX + 2, joins.DROPS_MAX + 3, 4, 4]

@@ -215,6 +215,17 @@ def spawn_scribe(data_dir: Path, lock_fd: int) -> tuple[int, int]:
     return pid, writer
 
 
+def refuse_copy(args: argparse.Namespace, earlier: list[leftovers.Leftover]) -> None:
+    """Of a data directory that was copied the tasks are another guardian's, and would be killed as left behind."""
+    owner = next((pid for leftover in earlier if (pid := leftover.owner()) is not None), None)
+    if owner is not None:
+        (args.runtime_dir / "guardian.sock").unlink(missing_ok=True)
+        raise CannotServe(
+            f"--data-dir {args.data_dir} is a copy: the guardian that wrote it (pid {owner}) runs, with tasks of its"
+            " own; give this one a directory of its own, or end that one first"
+        )
+
+
 # -- life --------------------------------------------------------------------------------------------------------
 
 
@@ -226,10 +237,11 @@ def serve(args: argparse.Namespace, ready: int | None) -> None:
     mark = hashlib.sha256(os.fsencode(args.data_dir)).hexdigest()[:16]
     site = choose_site(args, mark)
     boot_id = procs.boot_id()
+    earlier, complaints = leftovers.read_leftovers(args.data_dir, site, boot_id)
+    refuse_copy(args, earlier)
     if ready is not None:
         leave_terminal(args.data_dir)
     scribe = Scribe(boottime_ns, lambda: spawn_scribe(args.data_dir, lock_fd))
-    earlier, complaints = leftovers.read_leftovers(args.data_dir, site, boot_id)
     gone = leftovers.clear(earlier)
     sweep(site.places)
     claim(site.places, procs.identity())

@@ -31,6 +31,12 @@ class Leftover:
     status: SlotStatus
     site: Site
     same_boot: bool
+    guardian: str = ""
+    """`procs.identity()` of the guardian that had it; empty where an older one wrote the file."""
+
+    def owner(self) -> int | None:
+        """The pid of its guardian, where that lives still: then this directory is a copy, and the slot is not ours."""
+        return procs.living(self.guardian) if self.same_boot else None
 
     def kill(self) -> bool:
         """Kills what is there. True when nothing was: the slot is proven gone."""
@@ -68,7 +74,7 @@ def read_leftovers(data_dir: Path, site: Site, boot_id: str) -> tuple[list[Lefto
             complaints.append(f"{path}: {error}")
             continue
         if status.state is not SlotState.RELEASED:
-            found.append(Leftover(status, site, record.get("boot_id") == boot_id))
+            found.append(Leftover(status, site, record.get("boot_id") == boot_id, str(record.get("guardian", ""))))
     return found, complaints
 
 

@@ -54,11 +54,20 @@ def may_live(identity: str, procroot: Path = PROC) -> bool:
     words = identity.split()
     if len(words) != 3 or not all(word.isdigit() for word in words):
         return True
+    namespace, _, _ = map(int, words)
+    return namespace != os.stat(procroot / "self/ns/pid").st_ino or living(identity, procroot) is not None
+
+
+def living(identity: str, procroot: Path = PROC) -> int | None:
+    """The pid of the process of that `identity()`, where it certainly lives."""
+    words = identity.split()
+    if len(words) != 3 or not all(word.isdigit() for word in words):
+        return None
     namespace, pid, ticks = map(int, words)
     if namespace != os.stat(procroot / "self/ns/pid").st_ino:
-        return True
+        return None
     process = read_process(pid, procroot)
-    return process is not None and not process.zombie and process.start_ticks == ticks
+    return pid if process is not None and not process.zombie and process.start_ticks == ticks else None
 
 
 def all_processes(procroot: Path = PROC) -> list[Process]:

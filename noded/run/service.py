@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from noded.run import slots
+from noded.run import procs, slots
 from noded.run.calls import Calls
 from noded.run.fields import BadMessage
 from noded.run.leftovers import Leftover
@@ -79,6 +79,7 @@ class Service:
         self.table = table
         self.nonce = nonce
         self.boot_id = boot_id
+        self.identity = procs.identity()
         self.calls = Calls()
         self.noded: Connection | None = None
         self.waiters: dict[str, list[Waiter]] = {}
@@ -269,6 +270,7 @@ class Service:
     def _persist(self, status: SlotStatus, *, durable: bool = True) -> None:
         self._dirty.pop(status.slot, None)
         record = {**status_to_json(status), "boot_id": self.boot_id, "guardian_nonce": self.nonce}
+        record["guardian"] = self.identity
         self._scribe.status(
             status.slot, json.dumps(record).encode(), durable=durable, released=status.state == "RELEASED"
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from collections.abc import AsyncIterator
 
@@ -337,3 +338,18 @@ async def test_many_escapees_die_at_once(world: World) -> None:
     await noded.client.stop("j.1.0", 0, "test")
     assert (await noded.exit_of("j.1.0")).exit.empty
     assert procs.take_snapshot().strays(f"{mark_of(world)}/j.1.0", None) == []
+
+
+async def test_a_copy_of_the_directory_leaves_the_tasks_of_the_original_alone(world: World) -> None:
+    """Copied with its tasks, on the same host: what it would take for left behind is another guardian's."""
+    noded = await world.noded()
+    task = await noded.run(["sleep", "600"])
+    assert task.pid is not None
+    await until(lambda: world.status("j.1.0").get("pid") == task.pid, "written down")
+    copy = world.base / "copy"
+    shutil.copytree(world.data_dir, copy)
+    result = start_by_hand(world, "--data-dir", str(copy), "--runtime-dir", str(world.base / "r2"))
+    assert result.returncode == 3
+    assert f"--data-dir {copy} is a copy: the guardian that wrote it (pid {world.guardian_pid}) runs" in result.stderr
+    assert alive(task.pid)
+    assert (await noded.status("j.1.0")).state is SlotState.RUNNING

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 # As many as there may be agents and people; a certificate that was put out is read again.
 CALLERS_MAX: Final = 16_384
+# What a caller sends of those between its certificate and an authority. A controller's issuer is one.
+BETWEEN_MAX: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +86,12 @@ class JoinGate:
 
 @dataclass(frozen=True, slots=True)
 class _Read:
+    """`direct`: signed by an authority itself. `trusted`: by one, or by whom one lets sign."""
+
     identity: Identity | None
     not_after: datetime
     direct: bool
+    trusted: bool
 
 
 class CertificateGate:
@@ -101,7 +106,7 @@ class CertificateGate:
         self._authorities = authorities
         self._now = now
         self._trusted: tuple[x509.Certificate, ...] = ()
-        self._known: OrderedDict[bytes, _Read] = OrderedDict()
+        self._known: OrderedDict[tuple[bytes, bytes], _Read] = OrderedDict()
 
     def admit(self, method: str, peer: Peer) -> Caller:
         if method.startswith(HEALTH):
@@ -116,7 +121,7 @@ class CertificateGate:
         pems = peer.get("x509_pem_cert", ())
         if len(pems) != 1:
             raise _unknown("it shows no certificate")
-        read = self._read(pems[0])
+        read = self._read(pems[0], b"".join(peer.get("x509_pem_cert_chain", ())))
         if read is None:
             raise _unknown("its certificate cannot be read")
         if read.not_after <= self._now():
@@ -128,26 +133,32 @@ class CertificateGate:
         if not read.direct and read.identity.role is not Role.NODE:
             # Who may admit nodes could make an admin otherwise.
             raise _unknown(f"{read.identity.uri} was signed by an issuer, which may make certificates of nodes only")
+        if not read.trusted:
+            # TLS has seen to this once, when the connection began: an authority may have gone since.
+            raise _unknown(f"{read.identity.uri} was signed by nobody who is trusted")
         return read.identity, read.not_after
 
-    def _read(self, pem: bytes) -> _Read | None:
+    def _read(self, pem: bytes, chain: bytes) -> _Read | None:
         trusted = self._authorities()
         if trusted is not self._trusted:
             self._trusted = trusted
             self._known.clear()
-        known = self._known.get(pem)
+        shown = (pem, chain)
+        known = self._known.get(shown)
         if known is not None:
-            self._known.move_to_end(pem)
+            self._known.move_to_end(shown)
             return known
         from virialpb import certificates as c
 
         try:
             certificate = c.read_certificates(pem)[0]
+            between = c.read_certificates(chain)[:BETWEEN_MAX] if chain else []
         except c.CertificateError:
             return None
         facts = c.facts_of(certificate)
-        read = _Read(facts.identity, facts.not_after, c.signed_by(certificate, trusted))
-        self._known[pem] = read
+        direct = c.signed_by(certificate, trusted)
+        read = _Read(facts.identity, facts.not_after, direct, direct or c.leads_to(certificate, between, trusted))
+        self._known[shown] = read
         if len(self._known) > CALLERS_MAX:
             self._known.popitem(last=False)
         return read

@@ -89,11 +89,7 @@ def load_authority(certificate_pem: bytes, pem_key: bytes) -> Authority:
     """Raises CertificateError: no authority, or a key that is not its own."""
     certificates = read_certificates(certificate_pem)
     certificate, key = certificates[0], read_key(pem_key)
-    try:
-        may_sign = certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
-    except x509.ExtensionNotFound:
-        may_sign = False
-    if not may_sign:
+    if not _may_sign(certificate):
         raise CertificateError("this certificate may not sign others: it is no authority's")
     if certificate.public_key() != key.public_key():
         raise CertificateError("the key is not that of the certificate")
@@ -218,6 +214,27 @@ def signed_by(certificate: x509.Certificate, authorities: Sequence[x509.Certific
             continue
         return True
     return False
+
+
+def leads_to(
+    certificate: x509.Certificate, between: Sequence[x509.Certificate], authorities: Sequence[x509.Certificate]
+) -> bool:
+    """Whether signatures lead from it to one of the authorities, over some of `between` that may sign."""
+    left = list(between)
+    while not signed_by(certificate, authorities):
+        signer = next((one for one in left if _may_sign(one) and signed_by(certificate, [one])), None)
+        if signer is None:
+            return False
+        left.remove(signer)
+        certificate = signer
+    return True
+
+
+def _may_sign(certificate: x509.Certificate) -> bool:
+    try:
+        return certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
+    except (x509.ExtensionNotFound, x509.DuplicateExtension, ValueError):
+        return False
 
 
 def _identity(uris: Sequence[str]) -> Identity | None:

@@ -99,7 +99,7 @@ def looks_at_streams_only(patch: Patch) -> None:
 
 def lets_unknown_in(patch: Patch) -> None:
     def admit(self: gate.CertificateGate, method: str, peer: gate.Peer) -> gate.Caller:
-        read = self._read(peer["x509_pem_cert"][0])
+        read = self._read(peer["x509_pem_cert"][0], b"")
         assert read is not None
         if read.identity is None or gate.may(read.identity.role, method):
             return ANYONE

@@ -35,6 +35,7 @@ from virial.cli import _authority
 from virialpb import certificates as c
 from virialpb.identity import Role, make_identity
 from virialpb.joinfile import JoinFile, parse_join_file
+from virialpb.v1 import join_pb2, join_pb2_grpc
 
 Patch = pytest.MonkeyPatch
 
@@ -233,6 +234,41 @@ async def test_a_joined_node_renews_by_itself_and_so_learns_of_a_new_authority(
     finally:
         keeping.cancel()
         await asyncio.wait([keeping])
+
+
+def rotate(directory: Path, step: str) -> None:
+    match step:
+        case "begin":
+            _authority.begin(directory, datetime.now(UTC))
+        case "switch":
+            _authority.switch(directory, datetime.now(UTC), 2)
+        case _:
+            _authority.finish(directory)
+
+
+async def test_a_joined_node_of_an_authority_that_went_is_shut_out_of_the_connection_it_has(
+    joining: Joining, monkeypatch: Patch
+) -> None:
+    """By a renewal it would get a certificate of the new one: whoever had the old key could stay for ever."""
+    monkeypatch.setattr("controld.service.tls.LOOK_SECONDS", 0.05)
+    token = await token_for(joining.ports.grpc_address, joining.operator.issue("admin", "ann"))
+    key = c.new_key()
+    own = await use(joining.ports.join_address, token, key)
+    credentials = grpc.ssl_channel_credentials(own.ca, c.key_pem(key), own.certificate)
+    request = join_pb2.RenewCertificateRequest(certificate_request=c.request_pem(key, "n1"))
+    log = joining.served.log
+    async with grpc.aio.secure_channel(joining.ports.grpc_address, credentials) as channel:
+        stub: join_pb2_grpc.CertificateServiceAsyncStub = join_pb2_grpc.CertificateServiceStub(channel)
+        for step in ("begin", "switch", "finish"):
+            await stub.RenewCertificate(request, timeout=HANG_SECONDS)
+            before = log.getvalue().count("tls.loaded")
+            rotate(joining.operator.directory, step)
+            async with asyncio.timeout(HANG_SECONDS):
+                while log.getvalue().count("tls.loaded") == before:  # noqa: ASYNC110 - files tell nobody
+                    await asyncio.sleep(0.02)
+        with pytest.raises(grpc.aio.AioRpcError, match="nobody who is trusted") as caught:
+            await stub.RenewCertificate(request, timeout=HANG_SECONDS)
+        assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
 async def test_a_certificate_of_another_name_is_not_taken_up(joining: Joining, tmp_path: Path) -> None:

@@ -135,11 +135,39 @@ def test_an_authority_that_is_trusted_no_more_lets_nobody_in() -> None:
     assert refusal(found, SUBMIT, pem) is Reason.UNAUTHENTICATED
 
 
+def over(issuer: c.Authority, pem: bytes) -> dict[str, list[bytes]]:
+    """As gRPC tells of a caller that sent both; its own certificate may be among the second or not."""
+    return {"x509_pem_cert": [pem], "x509_pem_cert_chain": [issuer.chain]}
+
+
 def test_an_issuer_makes_nodes_and_nobody_else() -> None:
     issuer = c.new_issuer(ROOT, "join", NOW, 50)
     node = shown(Role.NODE, "n1", by=issuer)
-    assert make_gate().admit(CONTROL, {"x509_pem_cert": [node]}).name == "n1"
-    assert refusal(make_gate(), SUBMIT, shown(Role.ADMIN, by=issuer)) is Reason.UNAUTHENTICATED
+    assert make_gate().admit(CONTROL, over(issuer, node)).name == "n1"
+    with pytest.raises(CallError, match="nodes only"):
+        make_gate().admit(SUBMIT, over(issuer, shown(Role.ADMIN, by=issuer)))
+    # Between two that may sign there may be another; who may not sign is nothing between.
+    below = c.new_issuer(issuer, "rack 7, row 2", NOW, 50)
+    assert make_gate().admit(CONTROL, over(below, shown(Role.NODE, "n2", by=below))).name == "n2"
+    assert refusal(make_gate(), CONTROL, node) is Reason.UNAUTHENTICATED
+    key = c.new_key()
+    pem = c.issue(ROOT, key.public_key(), "n1", NOW, 50, identity=make_identity("rack-7", Role.NODE, "n1"))
+    no_authority = c.Authority(c.read_certificates(pem)[0], key, pem)
+    with pytest.raises(CallError, match="nobody who is trusted"):
+        make_gate().admit(CONTROL, over(no_authority, shown(Role.NODE, "n2", by=no_authority)))
+
+
+def test_an_issuer_goes_with_its_authority() -> None:
+    """On a connection that was made before: what it is let do could keep it in for ever, such as a renewal."""
+    new = c.new_authority("rack-7 authority 2", NOW, 100)
+    issuer = c.new_issuer(ROOT, "join", NOW, 50)
+    peer = over(issuer, shown(Role.NODE, "n1", by=issuer))
+    trusted: list[tuple[x509.Certificate, ...]] = [(ROOT.certificate, new.certificate)]
+    found = CertificateGate("rack-7", lambda: trusted[0], lambda: NOW)
+    assert found.admit(CONTROL, peer).name == "n1"
+    trusted[0] = (new.certificate,)
+    with pytest.raises(CallError, match="nobody who is trusted"):
+        found.admit(CONTROL, peer)
 
 
 def test_health_is_open_and_without_certificates_everything_is() -> None:

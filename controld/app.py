@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import importlib.metadata
 import os
 import random
@@ -477,6 +478,8 @@ def version() -> str:
 
 def _port_error(error: OSError, flag: str) -> StartError:
     reason = error.strerror or str(error)
+    if error.errno == errno.EADDRNOTAVAIL:
+        return StartError(f"{reason}; name an address of this machine with {flag}", EXIT_PORT)
     return StartError(f"{reason}; stop what uses it, or name another with {flag} (port 0 takes a free one)", EXIT_PORT)
 
 

@@ -43,7 +43,7 @@ def main(argv: Sequence[str]) -> int:
     except (MemberConfigError, MemberMissingError) as error:
         return _fail(error, EXIT_CONFIG)
     except (MemberInUseError, MemberQuarantinedError, OSError) as error:
-        return _fail(error, EXIT_DATA_DIRECTORY)
+        return _fail(getattr(error, "strerror", None) or error, EXIT_DATA_DIRECTORY)
     except MemberError as error:
         return _fail(error, EXIT_FAILED)
     except KeyboardInterrupt:
@@ -67,7 +67,13 @@ def _tell(log: StructLog, name: str, event: MemberEvent) -> None:
         case Started():
             log(LogName.MEMBER_STARTED, name=name, pid=event.pid)
         case Ended():
-            log(LogName.MEMBER_ENDED, name=name, status=event.status, restart_delay_seconds=event.delay_seconds)
+            log(
+                LogName.MEMBER_ENDED,
+                name=name,
+                status=event.status,
+                said=event.said,
+                restart_delay_seconds=event.delay_seconds,
+            )
         case Damaged():
             log(LogName.MEMBER_DAMAGED, name=name, why=event.why)
 
@@ -129,6 +135,6 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _fail(error: Exception, status: int) -> int:
+def _fail(error: Exception | str, status: int) -> int:
     sys.stderr.write(f"controld member: {error}\n")
     return status

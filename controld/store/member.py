@@ -6,6 +6,7 @@ The child dies with this process, however it dies, so that nothing of a killed c
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import platform
 import shutil
@@ -14,7 +15,7 @@ import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Final, cast
 
 from controld.store import member_config, sqlite_file
 from controld.store.etcd_client import GrpcWire
@@ -88,9 +89,10 @@ class MemberProcess:
         """Raises MemberMissingError, MemberInUseError, MemberQuarantinedError, OSError."""
         etcd = find_etcd()
         directory = self.config.directory
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        directory.chmod(0o700)
-        self._take_directory()
+        with sqlite_file.directory_errors(directory):
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            directory.chmod(0o700)
+            self._take_directory()
         try:
             self._require_fit()
             self._process = self._spawn(etcd)
@@ -238,7 +240,7 @@ async def supervise(member: MemberProcess, tell: Callable[[MemberEvent], None]) 
             decision, fast_ends = assess(fast_ends=fast_ends, up_seconds=time.monotonic() - began, tail=said)
             match decision:
                 case Restart():
-                    tell(Ended(status, decision.delay_seconds))
+                    tell(Ended(status, decision.delay_seconds, _last_line(said)))
                     await asyncio.sleep(decision.delay_seconds)
                 case Quarantine():
                     member.quarantine(decision.why)
@@ -247,7 +249,7 @@ async def supervise(member: MemberProcess, tell: Callable[[MemberEvent], None]) 
                 case Outcast():
                     raise MemberQuarantinedError(_outcast(member.config, wiped=decision.wiped))
                 case GiveUp():
-                    raise MemberError(f"etcd {member.config.name} does not come up: {decision.why}")
+                    raise MemberError(f"etcd {member.config.name} does not come up: {_plain(decision.why)}")
     finally:
         await asyncio.to_thread(member.stop)
 
@@ -290,7 +292,18 @@ def _environment() -> dict[str, str]:
 
 def _last_line(text: str) -> str:
     lines = [line for line in text.splitlines() if line.strip()]
-    return lines[-1][:500] if lines else "it said nothing"
+    return _plain(lines[-1]) if lines else "it said nothing"
+
+
+def _plain(line: str) -> str:
+    """etcd's own words, without its stack: it writes a JSON object a line."""
+    try:
+        entry: object = json.loads(line)
+    except ValueError:
+        entry = None
+    fields = cast("dict[str, object]", entry) if isinstance(entry, dict) else {}
+    said = [str(fields[name]) for name in ("msg", "error") if fields.get(name)]
+    return (": ".join(said) or line)[:500]
 
 
 def _size(path: Path) -> int:

@@ -61,10 +61,11 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """`status` as of waitpid: negative is a signal. It is started again after `delay_seconds`."""
+    """`status` as of waitpid: negative is a signal. `said`: its last words. It is started again after the delay."""
 
     status: int
     delay_seconds: float
+    said: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,10 @@ def write(path: Path, target: Path) -> None:
     """
     if target.parent.resolve() == path.parent.resolve():
         raise OSError(errno.EINVAL, "a backup does not belong into the data directory itself", str(target))
+    if not path.exists():
+        raise FileNotFoundError(errno.ENOENT, "there is no SQLite store of a controller here", str(path))
+    if not target.parent.is_dir():
+        raise FileNotFoundError(errno.ENOENT, "no such directory", str(target.parent))
     with sqlite_file.new_file(target) as partial:
         _copy(path, partial)
         sqlite_file.check(partial)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -101,3 +102,23 @@ async def test_one_that_is_killed_is_started_again_and_one_that_cannot_come_up_i
     with pytest.raises(MemberError, match="does not come up"):
         async with asyncio.timeout(HANG_SECONDS):
             await supervise(member, events.put_nowait)
+
+
+async def test_why_it_ended_is_told_in_its_own_words(member: MemberProcess) -> None:
+    events: asyncio.Queue[MemberEvent] = asyncio.Queue()
+    port = int(member.config.peers[member.config.name].rpartition(":")[2])
+    with socket.create_server(("127.0.0.1", port)):
+        task = asyncio.ensure_future(supervise(member, events.put_nowait))
+        async with asyncio.timeout(HANG_SECONDS):
+            while not isinstance(ended := await events.get(), Ended):
+                pass
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert ended.said.endswith("address already in use")
+    assert "{" not in ended.said
+
+
+def test_a_directory_that_cannot_be_used_is_named(member: MemberProcess) -> None:
+    other = MemberProcess(replace(member.config, directory=Path("/proc/no-such")))
+    with pytest.raises(OSError, match=r"cannot use the data directory /proc/no-such: .*or name another one"):
+        other.start()

@@ -42,6 +42,12 @@ class Registrar:
                 "make an issuer (virial admin certs issue issuer NAME) and set tls.issuer_certificate, tls.issuer_key "
                 "and tls.join_listen of every controller",
             )
+        try:
+            # Each time: an authority may have been replaced, and this one's issuer forgotten. A node that took such a
+            # certificate would be let in nowhere, with no way back.
+            self.issuer.check(self.tls.authorities())
+        except IssuerError as error:
+            raise _cannot(str(error), "put the issuer's files right; a join token is still good") from error
         return self.tls, self.issuer
 
     def sign(self, node: str, request: bytes) -> m.CertificateResponse:
@@ -54,7 +60,7 @@ class Registrar:
         except CertificateError as error:
             raise invalid_field("certificate_request", str(error)) from error
         except IssuerError as error:
-            raise _cannot(str(error), "put the issuer's files right; the token is still good") from error
+            raise _cannot(str(error), "put the issuer's files right; a join token is still good") from error
         return convert.certificate_to_proto(certificate, tls.content.ca)
 
 

@@ -236,7 +236,10 @@ async def test_a_joined_node_renews_by_itself_and_so_learns_of_a_new_authority(
         await asyncio.wait([keeping])
 
 
-def rotate(directory: Path, step: str) -> None:
+async def rotated(joining: Joining, step: str) -> None:
+    """One step, as the operator does it; the controller has taken it up afterwards."""
+    directory, log = joining.operator.directory, joining.served.log
+    before = log.getvalue().count("tls.loaded")
     match step:
         case "begin":
             _authority.begin(directory, datetime.now(UTC))
@@ -244,6 +247,9 @@ def rotate(directory: Path, step: str) -> None:
             _authority.switch(directory, datetime.now(UTC), 2)
         case _:
             _authority.finish(directory)
+    async with asyncio.timeout(HANG_SECONDS):
+        while log.getvalue().count("tls.loaded") == before:  # noqa: ASYNC110 - files tell nobody
+            await asyncio.sleep(0.02)
 
 
 async def test_a_joined_node_of_an_authority_that_went_is_shut_out_of_the_connection_it_has(
@@ -256,19 +262,41 @@ async def test_a_joined_node_of_an_authority_that_went_is_shut_out_of_the_connec
     own = await use(joining.ports.join_address, token, key)
     credentials = grpc.ssl_channel_credentials(own.ca, c.key_pem(key), own.certificate)
     request = join_pb2.RenewCertificateRequest(certificate_request=c.request_pem(key, "n1"))
-    log = joining.served.log
     async with grpc.aio.secure_channel(joining.ports.grpc_address, credentials) as channel:
         stub: join_pb2_grpc.CertificateServiceAsyncStub = join_pb2_grpc.CertificateServiceStub(channel)
         for step in ("begin", "switch", "finish"):
             await stub.RenewCertificate(request, timeout=HANG_SECONDS)
-            before = log.getvalue().count("tls.loaded")
-            rotate(joining.operator.directory, step)
-            async with asyncio.timeout(HANG_SECONDS):
-                while log.getvalue().count("tls.loaded") == before:  # noqa: ASYNC110 - files tell nobody
-                    await asyncio.sleep(0.02)
+            await rotated(joining, step)
         with pytest.raises(grpc.aio.AioRpcError, match="nobody who is trusted") as caught:
             await stub.RenewCertificate(request, timeout=HANG_SECONDS)
         assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+async def test_an_issuer_that_was_forgotten_when_its_authority_was_replaced_makes_no_certificates(
+    joining: Joining, monkeypatch: Patch
+) -> None:
+    """A node that took one for its good one would be let in nowhere."""
+    monkeypatch.setattr("controld.service.tls.LOOK_SECONDS", 0.05)
+    issuer = Files(joining.operator.directory / "issuer-join")
+    forgotten = {file: file.read_bytes() for file in (issuer.key, issuer.certificate)}
+    for step in ("begin", "switch", "finish"):
+        await rotated(joining, step)
+    node, request = joining.operator.issue("node", "n1"), c.request_pem(c.new_key(), "n1")
+    token = await token_for(joining.ports.grpc_address, joining.operator.issue("admin", "ann"))
+    new = {file: file.read_bytes() for file in forgotten}
+    for file, content in forgotten.items():
+        file.write_bytes(content)
+    with pytest.raises(NotCertified, match=r"issuer.*was not signed by tls\.client_ca"):
+        await renew((joining.ports.grpc_address,), node.credentials(), request)
+    refused = asyncio.create_task(use(joining.ports.join_address, token, c.new_key()))
+    async with asyncio.timeout(HANG_SECONDS):
+        while joining.served.log.getvalue().count("was not signed by tls.client_ca") < 2:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+    refused.cancel()
+    await asyncio.wait([refused])
+    for file, content in new.items():
+        file.write_bytes(content)
+    await use(joining.ports.join_address, token, c.new_key())  # not used up by the first, whose key was another
 
 
 async def test_a_certificate_of_another_name_is_not_taken_up(joining: Joining, tmp_path: Path) -> None:

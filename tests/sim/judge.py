@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 SETTLED_S = 2.4
 """What has been so for as long cannot have been otherwise when a peer's answer that is still good was given."""
-EVIDENCE_SETTLED_S = 12.0
 PING_GAP_S = 0.5
 PROOF_MARGIN = 1.02
 """Clocks of hosts drift by less than one hundredth; and a timer is a little late."""
@@ -37,11 +36,12 @@ class Reign:
 
     epoch: Epoch
     identity: str
-    nonce: bytes
     before: int
     last_commit: int
     seq: int = 0
     writer: str = ""
+    # Its evidence was gone at some moment.
+    lapsed: bool = False
     ended_s: float | None = None
     changes: dict[str, bytes | None] = field(default_factory=dict[str, "bytes | None"])
 
@@ -65,8 +65,6 @@ class Judge:
         self._history = 0
         self._commits: dict[int, tuple[Epoch, int, dict[str, bytes | None]]] = {}
         self._last_commit = 0
-        self._evidence_since_s: float | None = None
-        self._evidence = b""
         self._hearings: dict[str, Hearing] = {}
 
     def _accuse(self, checker: str, text: str) -> None:
@@ -101,9 +99,8 @@ class Judge:
                 head = event.kv.value
             elif key == self._keys.history:
                 self._history = read_history(event.kv.value)[0]
-            elif key == self._keys.evidence:
-                self._evidence = b"" if gone else event.kv.value
-                self._evidence_since_s = None if gone else self._evidence_since_s or self._now_s
+            elif key == self._keys.evidence and gone and self.reign is not None:
+                self.reign.lapsed = True
         if changes:
             self._write(head, changes, origin)
 
@@ -112,13 +109,11 @@ class Judge:
         if former is not None and former.ended_s is None:
             former.ended_s = self._now_s
         before, self._token = self._token, 0
-        self._evidence_since_s = None
         if kv is not None:
             claim = read_claim(kv.value)
             self._token = kv.mod_revision
             epoch = Epoch(self._history, self._token)
-            nonce = claim.nonce.encode()
-            self._reigns[self._token] = Reign(epoch, claim.identity, nonce, before, self._last_commit)
+            self._reigns[self._token] = Reign(epoch, claim.identity, before, self._last_commit)
             self._world.trace.note("reign", claim.identity, epoch)
 
     def _write(self, head: bytes | None, stored: list[StoredChange], origin: str) -> None:
@@ -177,10 +172,8 @@ class Judge:
         if reign is None or self._token != token:
             return
         leader = self._world.replica(reign.identity)
-        if why == Why.NO_EVIDENCE and self._evidence == reign.nonce:
-            since_s = self._evidence_since_s
-            if since_s is not None and self._now_s - since_s > EVIDENCE_SETTLED_S:
-                self._accuse("deposed", f"{replica.name} deposes {leader.name} for lack of evidence that is there")
+        if why == Why.NO_EVIDENCE and not reign.lapsed:
+            self._accuse("deposed", f"{replica.name} deposes {leader.name} for lack of evidence that was always there")
         if why != Why.AGREED or not self._healthy(leader, reign):
             return
         third = next(r for r in self._world.controllers if r is not leader and r is not replica)

@@ -49,6 +49,7 @@ class SeveralFaults(Faults):
             (4, self.disk_fails),
             (4, self.space_alarm),
             (6, self.watch_lags),
+            (6, self.crash_before_a_watch),
             (10, self.leader_isolated),
             (6, self.host_one_way),
             (12, self.member_isolated),
@@ -182,6 +183,15 @@ class SeveralFaults(Faults):
             replica.member.watches.lag(self._rng.choice((0.3, 2.0)))
         await asyncio.sleep(self._rng.uniform(0.0, 1.0))
         self._follower().member.watches.break_off()
+
+    async def crash_before_a_watch(self) -> None:
+        """The last commits of a leader are not yet known to those who take its place."""
+        leader = self._leader()
+        for replica in self._several.replicas:
+            if replica is not leader:
+                replica.member.watches.lag(self._rng.choice((2.0, 5.0)))
+        await asyncio.sleep(self._rng.uniform(0.1, 2.0))
+        leader.kill()
 
     # -- between a controller and its member
 

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 
+from controld.core.agent import BeatAck
 from controld.core.commands import ExpireLeases, MarkExpired
-from controld.replica import elector, replica
+from controld.replica import election, elector, replica
+from controld.replica.admission import Admission as Door
+from controld.replica.agents import Agents
 from controld.replica.election import Ask, Knowledge, TakeOver, Timings, Why, decide
+from controld.replica.replica import Replica
 from controld.replica.stall import StallWatch
+from controld.replica.standby import Standby
 from controld.replica.ticker import Ticker
 from controld.replica.writer import Writer
-from controld.store import etcd_txn
+from controld.store import etcd, etcd_txn
+from controld.store.etcd import EtcdStore
+from controld.store.etcd_session import Attempts
 from controld.store.etcd_watch import Feed
+from controld.store.port import OutcomeUnknownError, StoredChange
+from noded.core.epochs import Admission, LeaderEpoch
 from tests.sim.mutation import Mutation, Patch
 from virialpb.etcd.v1 import etcd_pb2 as pb
 
@@ -91,6 +101,23 @@ def _takeover_without_token() -> tuple[Patch, ...]:
     return ((etcd_txn, "take_over", take_over),)
 
 
+def _new_number_for_a_retry() -> tuple[Patch, ...]:
+    """What is in doubt is sent again as another commit."""
+
+    class Once(Attempts):
+        async def next(self) -> bool:
+            return self._made == 0 and await super().next()
+
+    async def commit(self: Writer, stored: tuple[StoredChange, ...]) -> int:
+        while True:
+            try:
+                return await self._store.commit(self._leadership, self._seq, stored)
+            except OutcomeUnknownError:
+                self._seq += 1
+
+    return ((etcd, "Attempts", Once), (Writer, "_commit_retried", commit))
+
+
 # -- the election --------------------------------------------------------------------------------------------------
 
 
@@ -102,6 +129,17 @@ def _deposes_alone() -> tuple[Patch, ...]:
     return ((elector, "decide", hasty),)
 
 
+def _imagines_no_evidence() -> tuple[Patch, ...]:
+    """A follower that has not heard the leader yet takes it for one whose evidence is gone."""
+    real = election._alone
+
+    def alone(known: Knowledge) -> Why | None:
+        unheard = known.heard_ns is None and known.token > 0
+        return real(known) or (Why.NO_EVIDENCE if unheard else None)
+
+    return ((election, "_alone", alone),)
+
+
 def _pings_without_proof() -> tuple[Patch, ...]:
     def may_ping(now_ns: int, proved_ns: int, timings: Timings) -> bool:
         del now_ns, proved_ns, timings
@@ -110,7 +148,35 @@ def _pings_without_proof() -> tuple[Patch, ...]:
     return ((replica, "may_ping", may_ping),)
 
 
+def _decides_too_early() -> tuple[Patch, ...]:
+    """Before the copy has the takeover itself."""
+
+    async def reached(self: Standby, revision: int) -> Any:
+        del revision
+        assert self.state is not None
+        return self.state
+
+    return ((Standby, "reached", reached),)
+
+
 # -- what a leader promises ----------------------------------------------------------------------------------------
+
+
+async def _for_ever(self: Replica, leader: Any) -> None:
+    """Lead on, whatever can be proved."""
+    del self, leader
+    await asyncio.Event().wait()
+
+
+def _ack_before_barrier() -> tuple[Patch, ...]:
+    """By a leader that leads on without a proof: one that does not is deposed before it can do harm."""
+    real = Agents._receive_beat
+
+    def receive(self: Agents, session: Any, beat: Any) -> None:
+        real(self, session, beat)
+        self._put(session, BeatAck(beat.seq))
+
+    return ((Agents, "_receive_beat", receive), (Replica, "_watch_proof", _for_ever))
 
 
 def _answers_before_commit() -> tuple[Patch, ...]:
@@ -136,6 +202,28 @@ def _expires_without_proof() -> tuple[Patch, ...]:
     return (*_guard_by_create_revision(), (Ticker, "_expire", expire), (StallWatch, "check", check))
 
 
+def _lower_epoch_obeyed() -> tuple[Patch, ...]:
+    """By agents, of a leader that no store deposes and that hears of no other, or no stale order ever gets out."""
+
+    def admit(self: LeaderEpoch, epoch: Any) -> Admission:
+        self.seen = max(self.seen, epoch)
+        return Admission.CURRENT
+
+    async def refuse_newer(self: Door, hello: Any) -> None:
+        del self, hello
+
+    async def barrier(self: EtcdStore, leadership: Any) -> None:
+        del self, leadership
+        await asyncio.sleep(0.001)
+
+    return (
+        *_guard_by_create_revision(),
+        (LeaderEpoch, "admit", admit),
+        (Door, "refuse_newer", refuse_newer),
+        (EtcdStore, "barrier", barrier),
+    )
+
+
 def _defect(
     name: str, checkers: Sequence[str], patches: Any, faults: Sequence[str] = (), count: int = 12, seed: int = 1
 ) -> Mutation:
@@ -145,14 +233,19 @@ def _defect(
 SEVERAL_MUTATIONS = (
     _defect("guard_by_create_revision", ["stale_commit"], _guard_by_create_revision, ["leader_paused"]),
     _defect("no_head_guard", ["one_writer"], _no_head_guard, ["store_trouble"]),
-    _defect("barrier_without_range", ["barrier"], _barrier_without_range, ["leader_isolated", "host_one_way"]),
-    _defect("serializable_barrier", ["barrier"], _serializable_barrier, ["leader_isolated", "host_one_way"]),
+    _defect("barrier_without_range", ["barrier"], _barrier_without_range, ["leader_isolated", "host_one_way"], seed=2),
+    _defect("serializable_barrier", ["barrier"], _serializable_barrier, ["leader_isolated", "host_one_way"], seed=2),
     _defect("resume_at_header", ["standby", "copy"], _resume_at_header, ["watch_lags", "follower_paused"]),
     _defect("takeover_without_token", ["takeover"], _takeover_without_token, ["leader_crash", "store_slow"]),
+    _defect("new_number_for_a_retry", ["one_writer"], _new_number_for_a_retry, ["store_trouble"]),
     _defect("deposes_alone", ["deposed"], _deposes_alone, ["peers_isolated"]),
+    _defect("imagines_no_evidence", ["deposed"], _imagines_no_evidence, ["follower_crash"]),
     _defect("pings_without_proof", ["stale_ping"], _pings_without_proof, ["socket_cut", "member_isolated"]),
+    _defect("decides_too_early", ["copy"], _decides_too_early, ["crash_before_a_watch"]),
+    _defect("ack_before_barrier", ["lease"], _ack_before_barrier, ["leader_isolated"], seed=2),
     _defect(
         "answers_before_commit", ["acknowledged"], _answers_before_commit, ["store_trouble", "leader_crash_in_commit"]
     ),
     _defect("expires_without_proof", ["lease"], _expires_without_proof, ["leader_paused"]),
+    _defect("lower_epoch_obeyed", ["stale_order"], _lower_epoch_obeyed, ["leader_paused", "connections_break"], seed=3),
 )

@@ -70,7 +70,7 @@ class Watches:
         """Its clients take nothing for a while; then what they missed comes in parts."""
         for watch in self._open:
             if not watch.behind:
-                self._lag(watch, seconds * self._rng.random())
+                self._lag(watch, seconds * self._rng.uniform(0.5, 1.0))
 
     def break_off(self) -> None:
         self.fail(WireError(grpc.StatusCode.UNAVAILABLE, "the connection broke"))

@@ -212,7 +212,7 @@ class SimWire:
     def _status(self) -> pb.StatusResponse:
         member, raft = self._member, self._socket.raft
         leader = 0 if member.leader is None else member.leader.id
-        errors = ["alarm:NOSPACE"] * len(raft.full)
+        errors = [f"memberID:{number} alarm:NOSPACE " for number in sorted(raft.full)]
         size = member.file_bytes
         response = pb.StatusResponse(version=VERSION, db_size=size, leader=leader, errors=errors)
         response.db_size_in_use = FILE_BYTES // 2

@@ -52,7 +52,7 @@ class Rack:
                 addresses = self.cluster.address.split(",")
                 said = [problem for problem in status.problems if any(one in problem for one in addresses)]
                 level = max(s.raft_index for s in statuses) - min(s.raft_applied_index for s in statuses) < 100
-                if len({s.leader for s in statuses} - {0}) == 1 and level and not said:
+                if len({s.leader for s in statuses} - {0}) == 1 and level and status.leader and not said:
                     return int(status.leader.rpartition("-")[2])
             await asyncio.sleep(POLL_SECONDS)
         raise StuckError(f"the controllers did not settle in {HANG_SECONDS:g} s: {said or 'no answer'}")

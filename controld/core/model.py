@@ -240,6 +240,9 @@ class Generation:
         return next((m for m in self.members if m.slot == slot), None)
 
     def of_rank(self, rank: int) -> Member | None:
+        # Ranks come first, in order, so this is where it is; else it is looked for.
+        if 0 <= rank < len(self.members) and (member := self.members[rank]).rank == rank:
+            return member
         return next((m for m in self.members if m.rank == rank), None)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from controld.core import keys
 from controld.core.agent import CheckpointWaitCall, TaskCall, TaskReply
+from controld.core.commands import PrepareShard
 from controld.core.model import CheckpointState
 from controld.core.outcome import Refused
 from controld.reconcile.calls import command_for_call, reply_for
@@ -30,6 +31,8 @@ class Calls:
         self._answer = answer
         # Store key of a checkpoint -> who waits for a change of it, in order of asking.
         self._waits: dict[str, dict[asyncio.Future[None], None]] = {}
+        # Likewise, who has a part of it and is to be decided with the others.
+        self._gathering: dict[str, dict[asyncio.Future[None], None]] = {}
 
     def take(self, session: NodeSession, call: TaskCall) -> None:
         """Answered later by a TaskReply, at once when the session has too many calls open."""
@@ -67,6 +70,8 @@ class Calls:
         while True:
             wanted = command_for_call(call, session.uid, office.state)
             if not isinstance(wanted, TaskReply):
+                if isinstance(wanted, PrepareShard):
+                    await self._gathered(wanted)
                 try:
                     return reply_for(call, await office.writer.offer(wanted, Source.AGENT))
                 except RefusedError as error:
@@ -76,6 +81,31 @@ class Calls:
                 await office.barrier.wait()
                 return wanted
             await self._changed(keys.checkpoint(call.token.job, call.call.checkpoint), session)
+
+    async def _gathered(self, part: PrepareShard) -> None:
+        """Let parts of one large checkpoint be decided together; the last one waits for nobody."""
+        office = self._office
+        checkpoint = office.state.checkpoints.get(part.job, {}).get(part.checkpoint)
+        if checkpoint is None or checkpoint.world_size < office.settings.gather_ranks_min:
+            return
+        loop = asyncio.get_running_loop()
+        key = keys.checkpoint(part.job, part.checkpoint)
+        gathering = self._gathering.get(key)
+        if gathering is None:
+            gathering = self._gathering[key] = {}
+            loop.call_later(office.settings.gather_seconds, self._gather, key, gathering)
+        future: asyncio.Future[None] = loop.create_future()
+        gathering[future] = None
+        if len(checkpoint.parts) + len(gathering) >= checkpoint.world_size:
+            self._gather(key, gathering)
+        await future
+
+    def _gather(self, key: str, gathering: dict[asyncio.Future[None], None]) -> None:
+        if self._gathering.get(key) is gathering:
+            del self._gathering[key]
+        for future in gathering:
+            if not future.done():
+                future.set_result(None)
 
     async def _changed(self, key: str, session: NodeSession) -> None:
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()

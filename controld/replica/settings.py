@@ -23,8 +23,13 @@ class LeaderSettings:
     batch_commands_max: int = 1_024
     batch_operations_max: int = 512
     batch_bytes_max: int = 1 << 20
+    # A record of a large gang is written whole for every commit that changes a part of it: parts of a checkpoint, and
+    # ranks that have ended, wait so long for others like them. 4,096 of them are half a megabyte.
+    gather_seconds: float = 0.2
+    gather_ranks_min: int = 256
     # Deciding and encoding so many takes some 5 ms: then everyone else has a turn, and the store has work.
     slice_commands: int = 128
+    slice_seconds: float = 0.008
     # Fewer are not worth deciding while a commit is under way: they are done in a fraction of it afterwards.
     ahead_commands_min: int = 16
     commit_attempts_max: int = 3

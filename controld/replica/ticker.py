@@ -12,8 +12,8 @@ from functools import partial
 from typing import Final
 
 from controld.core.agent import OrderTo
-from controld.core.commands import Command, ExpireLeases, MarkExpired, MarkSuspect, Now, Prune
-from controld.core.ids import Incarnation
+from controld.core.commands import Command, ExpireLeases, MarkExpired, MarkSuspect, Now, Prune, ReleaseMember
+from controld.core.ids import Incarnation, JobId
 from controld.core.outcome import Outcome, Refused, Reply
 from controld.core.state import State
 from controld.core.transitions import decide
@@ -53,6 +53,8 @@ class Ticker:
         self._flight = Flight(int(office.settings.tick_interval_seconds * SECOND_NS))
         self._next_prune_ns = 0
         self._look_again_ns: int | None = None
+        # When members of a large generation were last released.
+        self._released_ns: dict[tuple[JobId, int], int] = {}
 
     async def run(self) -> None:
         settings = self._office.settings
@@ -137,6 +139,8 @@ class Ticker:
     def _submit(self, command: Command, at: Now) -> None:
         """Queue a command of the loop's own, unless the like of it is under way or was refused a moment ago."""
         key = flight_key(command)
+        if isinstance(command, ReleaseMember) and not self._paced(command, at):
+            return
         if not self._flight.take_off(key, at.boottime_ns):
             return
         match command:
@@ -148,6 +152,24 @@ class Ticker:
                 self._queue(command, key, self._unheard(command.incarnation))
             case _:
                 self._queue(command, key, _always)
+
+    def _paced(self, command: ReleaseMember, at: Now) -> bool:
+        """Whether a member of a generation may be released now: those of a large one together, every now and then."""
+        settings = self._office.settings
+        generation = self._office.state.generations.get(command.job, {}).get(command.generation)
+        if generation is None or len(generation.members) < settings.gather_ranks_min:
+            return True
+        gather_ns = int(settings.gather_seconds * SECOND_NS)
+        key = (command.job, command.generation)
+        last_ns = self._released_ns.get(key)
+        if last_ns is None or at.boottime_ns >= last_ns + gather_ns:
+            # Bounded by the large generations that had a release within one such time.
+            recent = {k: ns for k, ns in self._released_ns.items() if at.boottime_ns < ns + gather_ns}
+            self._released_ns = recent | {key: at.boottime_ns}
+        elif last_ns != at.boottime_ns:  # not of the same piece of the same pass
+            self._look_again_ns = min(self._look_again_ns or last_ns + gather_ns, last_ns + gather_ns)
+            return False
+        return True
 
     async def _expire(self, command: MarkExpired | ExpireLeases, key: FlightKey, unheard: Callable[[], bool]) -> None:
         """Expire only what this leader, proven to be it, has not heard since it made up its mind."""

@@ -21,7 +21,7 @@ from controld.core.outcome import Outcome, Refused, Reply
 from controld.core.state import NOTHING, State
 from controld.core.transitions import decide
 from controld.replica.batch import Batch
-from controld.replica.clock import Clock, now
+from controld.replica.clock import SECOND_NS, Clock, now
 from controld.replica.errors import OverloadedError, RefusedError
 from controld.replica.hub import CommittedBatch
 from controld.replica.observe import Log, LogName, Observer
@@ -226,7 +226,10 @@ class Writer:
 
     def _admit_waiting(self, batch: Batch[_Waiting], commands_max: int, at: Now) -> list[_Waiting]:
         taken: list[_Waiting] = []
+        enough_ns = at.boottime_ns + int(self._settings.slice_seconds * SECOND_NS)
         while self._queue and len(batch.answers) < commands_max:
+            if taken and self._clock.boottime_ns() > enough_ns:
+                break
             waiting = self._queue[0]
             # Its caller is gone and nothing was decided: as if it had never come.
             if not waiting.future.done():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import replace
 
 from controld.core import events, keys
@@ -96,13 +97,14 @@ def prepare(state: State, command: PrepareShard) -> Outcome:
     if checkpoint.state is not CheckpointState.BEGUN:
         return Transition(reply=_reply(checkpoint))
     part = ShardPart(command.rank, command.node, command.size_bytes, command.digest, command.file)
-    earlier = next((p for p in checkpoint.parts if p.rank == command.rank), None)
-    if earlier is not None:
+    place = bisect_left(checkpoint.parts, command.rank, key=lambda p: p.rank)
+    earlier = checkpoint.parts[place] if place < len(checkpoint.parts) else None
+    if earlier is not None and earlier.rank == command.rank:
         if earlier == part:
             return Transition(reply=_reply(checkpoint, "PREPARED"))
         return Refused(Reason.ALREADY_EXISTS, f"jobs/{job.id}/checkpoints/{checkpoint.id}", detail="rank")
     draft = Draft(state)
-    parts = tuple(sorted((*checkpoint.parts, part), key=lambda p: p.rank))
+    parts = (*checkpoint.parts[:place], part, *checkpoint.parts[place:])
     if len(parts) < checkpoint.world_size:
         draft.put(replace(checkpoint, parts=parts))
         return draft.done(_reply(checkpoint, "PREPARED"))

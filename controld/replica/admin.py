@@ -47,9 +47,15 @@ class Admin:
         self._replica = replica
         self._log = log
         self._moving: asyncio.Future[str] | None = None
+        # One change at a time: of two judged by one picture, each may leave a majority and both together none.
+        self._changing = asyncio.Lock()
 
     async def add(self, name: str, peer_url: str) -> Changed:
         """Raises MembersRefusedError, StoreError."""
+        async with self._changing:
+            return await self._add(name, peer_url)
+
+    async def _add(self, name: str, peer_url: str) -> Changed:
         members, picture = self._ours(), await self.survey.take()
         for member in picture.members:
             if name == member.listed.name and member.listed.peer_url != peer_url:
@@ -65,25 +71,28 @@ class Admin:
 
     async def remove(self, member: str) -> Changed:
         """By its name, its id or its URL. Raises MembersRefusedError, StoreError."""
-        picture = await self.survey.take()
-        found = _named(member, picture.members)
-        if found is None:
-            known = ", ".join(m.listed.label for m in picture.members)
-            raise MembersRefusedError(f"there are {known}", missing=f"the member {member}")
-        await self._remove(found.listed, picture.members)
-        return await self._changed("", None)
+        async with self._changing:
+            picture = await self.survey.take()
+            found = _named(member, picture.members)
+            if found is None:
+                known = ", ".join(m.listed.label for m in picture.members)
+                raise MembersRefusedError(f"there are {known}", missing=f"the member {member}")
+            await self._remove(found.listed, picture.members)
+            return await self._changed("", None)
 
     async def replace(self, id_: int, name: str, peer_url: str) -> Changed:
         """The same again changes nothing. Raises MembersRefusedError, StoreError."""
-        picture = await self.survey.take()
-        dead = next((m for m in picture.members if m.listed.id == id_), None)
-        if dead is not None and dead.in_step and not dead.listed.learner:
-            raise MembersRefusedError(
-                f"{dead.listed.label} answers and is in step, so it need not be replaced; stop it first if it shall go"
-            )
-        if dead is not None:
-            await self._remove(dead.listed, picture.members)
-        return await self.add(name, peer_url)
+        async with self._changing:
+            picture = await self.survey.take()
+            dead = next((m for m in picture.members if m.listed.id == id_), None)
+            if dead is not None and dead.in_step and not dead.listed.learner:
+                raise MembersRefusedError(
+                    f"{dead.listed.label} answers and is in step, so it need not be replaced; "
+                    "stop it first if it shall go"
+                )
+            if dead is not None:
+                await self._remove(dead.listed, picture.members)
+            return await self._add(name, peer_url)
 
     async def _remove(self, listed: Listed, members: Sequence[Seen]) -> None:
         """Never without a majority: what the others have acknowledged must be in what is left. etcd counts who is

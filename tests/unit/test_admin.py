@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -112,6 +113,16 @@ async def test_a_sound_one_stays_while_another_is_down() -> None:
 
 async def test_one_that_lags_counts_as_down() -> None:
     await one_that_lags_counts_as_down()
+
+
+async def test_two_who_remove_at_once_are_judged_one_after_the_other() -> None:
+    """Each removal alone would leave three of four in step; both leave two, and one of the three that lag."""
+    admin, etcd = made(5)
+    etcd.lags[5] = 5_000
+    refused = await asyncio.gather(*(admin.remove(name) for name in ("c2", "c3", "c4")), return_exceptions=True)
+    assert etcd.removed == [2, 3]
+    (last,) = (one for one in refused if isinstance(one, MembersRefusedError))
+    assert "of the 2 that would be left, 1 are in step, and that is no majority" in str(last)
 
 
 async def test_five_survive_two_and_one_is_replaced_at_a_time() -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -16,6 +17,7 @@ from tests.sim.runner import ROOT, Errand, run
 from tests.sim.world import Shape
 
 SHORT = Shape(trouble_s=200, length_s=0, commands=30, faults=8)
+SHORT_SEVERAL = replace(SHORT, commands=60, several=True)
 
 
 @pytest.mark.parametrize("errand", [*known_errands(), Errand(1), Errand(2), Errand(1, several=True)], ids=str)
@@ -38,13 +40,14 @@ def test_a_defect_is_caught_by_the_checker_that_is_there_for_it(defect: Mutation
     pytest.fail(f"no seed of {list(defect.seeds())} brings it out: ./run sim MUTATION={defect.name}")
 
 
-def test_a_seed_is_the_same_world_every_time_and_in_every_process() -> None:
+@pytest.mark.parametrize("shape", ["SHORT", "SHORT_SEVERAL"])
+def test_a_seed_is_the_same_world_every_time_and_in_every_process(shape: str) -> None:
     """Also where strings hash otherwise: nothing may depend on the order of a set."""
-    digests = {run(Errand(5), shape=SHORT).digest for _ in range(2)}
+    digests = {run(Errand(5), shape=globals()[shape]).digest}
     for hash_seed in ("1", "2"):
         script = (
-            "from tests.sim.runner import Errand, run; from tests.sim.test_sim_short import SHORT; "
-            "import json; print(json.dumps(run(Errand(5), shape=SHORT).digest))"
+            f"from tests.sim.runner import Errand, run; from tests.sim.test_sim_short import {shape}; "
+            f"import json; print(json.dumps(run(Errand(5), shape={shape}).digest))"
         )
         environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
         done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, env=environment, capture_output=True, text=True)

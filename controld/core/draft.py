@@ -84,7 +84,10 @@ class Draft:
 
     def change_member(self, generation: Generation, member: Member) -> Generation:
         """Put `generation` with `member` in place of the one of the same slot."""
-        members = tuple(member if m.slot == member.slot else m for m in generation.members)
+        place = generation.place_of(member.slot)
+        if place is None:
+            return generation
+        members = (*generation.members[:place], member, *generation.members[place + 1 :])
         changed = replace(generation, members=members)
         self.put(changed)
         return changed

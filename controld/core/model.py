@@ -236,14 +236,27 @@ class Generation:
         """Whether any of its leases takes something."""
         return any(m.lease.holds for m in self.members)
 
+    def place_of(self, slot: SlotId) -> int | None:
+        """The index of a slot among the members."""
+        # Ranks come first, in order, and a slot's name ends with its rank: of thousands, that is where it is.
+        end = slot.rpartition(".")[2]
+        if end.isdecimal() and (place := int(end)) < len(self.members) and self.members[place].slot == slot:
+            return place
+        return next((place for place, m in enumerate(self.members) if m.slot == slot), None)
+
     def member(self, slot: SlotId) -> Member | None:
-        return next((m for m in self.members if m.slot == slot), None)
+        place = self.place_of(slot)
+        return None if place is None else self.members[place]
 
     def of_rank(self, rank: int) -> Member | None:
-        # Ranks come first, in order, so this is where it is; else it is looked for.
         if 0 <= rank < len(self.members) and (member := self.members[rank]).rank == rank:
             return member
         return next((m for m in self.members if m.rank == rank), None)
+
+    @property
+    def all_done(self) -> bool:
+        """Whether every rank has succeeded."""
+        return all(m.done for m in self.members if m.rank is not None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,7 +78,7 @@ def release(state: State, command: ReleaseMember, now: Now) -> Outcome:
         return draft.done()
     # All ranks done wins over a failure noticed at the same time, such as the silence of a node whose rank had ended. A
     # rank that was stopped says STOPPED, so none of these was cut short.
-    if all(m.done for m in generation.ranks) and job.state is not JobState.CANCELLING:
+    if generation.all_done and job.state is not JobState.CANCELLING:
         draft.put(replace(generation, phase=Phase.ENDED, stop_reason=StopReason.FINISHED))
         end_job(draft, job, JobState.SUCCEEDED, now)
         return draft.done()

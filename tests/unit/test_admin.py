@@ -50,6 +50,7 @@ class Etcd:
         return made
 
     async def remove(self, id_: int) -> None:
+        await asyncio.sleep(0)  # others look meanwhile, as they would
         self.removed.append(id_)
         del self.present[id_]
 
@@ -107,6 +108,16 @@ async def one_that_lags_counts_as_down() -> None:
         await admin.remove("c2")
 
 
+async def two_who_remove_at_once_are_judged_one_after_the_other() -> None:
+    """Each removal alone would leave three of four in step; both leave two, and one of the three that lag."""
+    admin, etcd = made(5)
+    etcd.lags[5] = 5_000
+    refused = await asyncio.gather(*(admin.remove(name) for name in ("c2", "c3", "c4")), return_exceptions=True)
+    assert etcd.removed == [2, 3]
+    (last,) = (one for one in refused if isinstance(one, MembersRefusedError))
+    assert "of the 2 that would be left, 1 are in step, and that is no majority" in str(last)
+
+
 async def test_a_sound_one_stays_while_another_is_down() -> None:
     await a_sound_one_stays_while_another_is_down()
 
@@ -116,13 +127,7 @@ async def test_one_that_lags_counts_as_down() -> None:
 
 
 async def test_two_who_remove_at_once_are_judged_one_after_the_other() -> None:
-    """Each removal alone would leave three of four in step; both leave two, and one of the three that lag."""
-    admin, etcd = made(5)
-    etcd.lags[5] = 5_000
-    refused = await asyncio.gather(*(admin.remove(name) for name in ("c2", "c3", "c4")), return_exceptions=True)
-    assert etcd.removed == [2, 3]
-    (last,) = (one for one in refused if isinstance(one, MembersRefusedError))
-    assert "of the 2 that would be left, 1 are in step, and that is no majority" in str(last)
+    await two_who_remove_at_once_are_judged_one_after_the_other()
 
 
 async def test_five_survive_two_and_one_is_replaced_at_a_time() -> None:
@@ -152,8 +157,18 @@ async def test_names_and_urls_are_each_for_one_member() -> None:
         await lone.move_leader("c2")
 
 
-@pytest.mark.parametrize("defect", ["removes_whoever_is_left", "counts_one_that_lags"])
+class NoLock:
+    async def __aenter__(self) -> None: ...
+    async def __aexit__(self, *_: object) -> None: ...
+
+
+@pytest.mark.parametrize("defect", ["removes_whoever_is_left", "counts_one_that_lags", "removes_side_by_side"])
 async def test_the_tests_catch_their_defects(defect: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if defect == "removes_side_by_side":
+        monkeypatch.setattr(asyncio, "Lock", NoLock)
+        with pytest.raises(AssertionError):
+            await two_who_remove_at_once_are_judged_one_after_the_other()
+        return
     if defect == "counts_one_that_lags":
         monkeypatch.setattr(judged, "LAG_ENTRIES_MAX", 1 << 60)
         scenario = one_that_lags_counts_as_down

@@ -34,6 +34,19 @@ class Tls:
         )
 
 
+    def stamp(self) -> tuple[tuple[int, int], ...]:
+        """Differs when a file was replaced: a connection that is refused may have been made with the former one."""
+        found: list[tuple[int, int]] = []
+        for name in (self.ca_file, self.certificate_file, self.key_file):
+            try:
+                status = os.stat(name)
+            except OSError:  # as little as one that is not used
+                found.append((0, 0))
+            else:
+                found.append((status.st_ino, status.st_mtime_ns))
+        return tuple(found)
+
+
 def _pem(path: str, what: str) -> bytes:
     """gRPC would log its complaint about the content and then never connect."""
     content = Path(path).read_bytes()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,13 +16,18 @@ import grpc.aio
 import pytest
 
 from controld.config import Config
+from controld.core.spec import SECOND_NS
+from controld.replica.peers import PeerLostError, Ping
 from controld.service import tls as server_tls
+from controld.service.peers import GrpcPeers
 from tests.integration.noded_support import FakeController, noded
 from tests.support_apps import Controllers, controllers
 from tests.support_secure import Secure, secure_config, serve_securely
 from tests.support_service import HANG_SECONDS, failure, job_spec
 from tests.support_tls import Files, Operator
+from virial import Client, Tls
 from virial.cli import _authority
+from virial.errors import VirialError
 from virialpb.v1 import cluster_pb2, job_pb2
 
 STATUS = cluster_pb2.GetStatusRequest()
@@ -132,6 +138,26 @@ async def test_one_whose_authority_went_is_shown_out_of_what_is_open(
             assert (await watch).code is grpc.StatusCode.UNAUTHENTICATED
 
 
+async def test_a_client_that_lives_on_takes_up_its_new_certificate(tmp_path: Path) -> None:
+    async with serve_securely(tmp_path) as secure:
+        alice = secure.operator.issue("user", "alice")
+        tls = Tls(str(alice.ca), str(alice.certificate), str(alice.key))
+        async with Client(secure.served.ports.grpc_address, tls=tls) as client:
+            assert await client.list_jobs() == []
+            for step in ("begin", "switch", "finish"):
+                before = loaded(secure.served.log.getvalue())
+                rotate(secure.operator, step)
+                await until(lambda b=before: loaded(secure.served.log.getvalue()) > b)
+            assert await client.list_jobs() == []
+            # Nobody asks for ever: one that is refused, and is not replaced, is said to be refused.
+            odd = secure.operator.odd("none")
+            for name in ("certificate.pem", "key.pem"):
+                (alice.directory / name).write_bytes((odd.directory / name).read_bytes())
+        async with Client(secure.served.ports.grpc_address, tls=tls) as client:
+            with pytest.raises(VirialError, match="names no identity"):
+                await client.list_jobs()
+
+
 async def test_an_agent_makes_its_new_connection_before_it_breaks_the_old_one(tmp_path: Path) -> None:
     operator = Operator(tmp_path / "certs")
     server, node = operator.issue("controller", "c1"), operator.issue("node", "n1")
@@ -154,21 +180,38 @@ async def test_an_agent_makes_its_new_connection_before_it_breaks_the_old_one(tm
         await fake.stop()
 
 
-async def test_controllers_renew_without_an_election(tmp_path: Path) -> None:
+async def test_controllers_renew_without_breaking_a_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     operator = Operator(tmp_path / "certs")
+    lost: list[PeerLostError] = []
+    listen = GrpcPeers.pings
+
+    async def pings(self: GrpcPeers, address: str) -> AsyncGenerator[Ping]:
+        try:
+            async with aclosing(listen(self, address)) as found:
+                async for ping in found:
+                    yield ping
+        except PeerLostError as error:
+            lost.append(error)
+            raise
+
+    monkeypatch.setattr(GrpcPeers, "pings", pings)
 
     def configure(config: Config) -> Config:
-        return secure_config(config, operator.issue("controller", config.identity))
+        # A machine that stands still for a moment is no silence here: only what breaks would be.
+        patient = replace(config, election=replace(config.election, takeover_ns=15 * SECOND_NS))
+        return secure_config(patient, operator.issue("controller", config.identity))
 
     async with controllers(tmp_path, configure=configure) as running:
         leader = await running.settled()
         epoch = leader.replica.epoch
+        lost.clear()
         for step in ("begin", "switch", "finish"):
             before = [loaded(one.log.getvalue()) for one in running.all]
-            rotate(operator, step)
+            await asyncio.to_thread(rotate, operator, step)
             await until(lambda b=before: all(loaded(o.log.getvalue()) > n for o, n in zip(running.all, b, strict=True)))
             await until(lambda: all(at == now for at, now in versions(running)))
             assert await running.settled() is leader
+        assert lost == []
         assert leader.replica.epoch == epoch
         await leader.stop()  # hands over, with the new certificates
         assert (await running.leader(but=leader)).replica.epoch > epoch

@@ -420,6 +420,10 @@ class SyncClient:
         """Wait and connect anew, or raise when the call is not to be repeated."""
         details = details_from(error)
         delay_s = attempts.delay_s(details, time.monotonic())
+        stamp = () if self._tls is None else self._tls.stamp()
+        if details.reason is Reason.UNAUTHENTICATED and stamp != connection.stamp:
+            self._redial(connection, "")  # with the certificate that has been renewed meanwhile
+            return
         if delay_s is None:
             raise self._in_words(error_for(details)) from None
         sleep(delay_s)

@@ -25,6 +25,7 @@ class Connection:
         self._users = 0
         self._retired = False
         self._closed = False
+        self.stamp = () if tls is None else tls.stamp()
         if tls is None:
             self.channel = grpc.insecure_channel(address, options=channel_options())
         else:

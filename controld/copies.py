@@ -21,12 +21,15 @@ from controld.core.model import Cluster, Job, Node
 from controld.options import add_settings, load_settings
 from controld.store import codec, sqlite_backup, sqlite_db, sqlite_file
 from controld.store.etcd import EtcdStore
-from controld.store.port import Loaded, StoreError, StoreRestoringError
+from controld.store.port import EVIDENCE_SECONDS, Loaded, StoreCorruptError, StoreError, StoreRestoringError
 from controld.store.sqlite import SqliteStore
 from virialpb.layered import ConfigError
 
 EXIT_CONFIG: Final = 2
 EXIT_DATA: Final = 4
+# So long a leader that was killed a moment ago may still seem to live.
+LEADER_SECONDS: Final = EVIDENCE_SECONDS + 1.0
+LOOK_SECONDS: Final = 0.25
 
 
 def main(words: Sequence[str]) -> int:
@@ -66,6 +69,7 @@ async def _run(word: str, options: argparse.Namespace, config: Config) -> str:
             return f"restored {directory} from {options.file}; what was there stays as *.replaced"
         case "restore", _:
             async with _Opened(etcd_store(config)) as store:
+                await _require_no_leader(store)
                 await store.restore(options.file)
                 history = (await store.load()).history
             return f"restored the store in etcd from {options.file}; the history counter is {history}"
@@ -86,6 +90,26 @@ class _Opened:
 
     async def __aexit__(self, *_: object) -> None:
         await self.store.close()
+
+
+async def _require_no_leader(store: EtcdStore) -> None:
+    """The lock of this host says nothing of the others. Raises StoreError where one of several leads."""
+    loop = asyncio.get_running_loop()
+    end = loop.time() + LEADER_SECONDS
+    while True:
+        try:
+            found = (await store.load()).incumbent
+        except StoreCorruptError:
+            return  # nobody can lead on it; to mend it is what a restore is for
+        # One that has no peers names no address, and leaves no evidence of whether it lives.
+        if found is None or not found.alive or not found.address:
+            return
+        if loop.time() > end:
+            raise StoreError(
+                f"{found.leadership.identity} ({found.address}) leads, and would lose what it has acknowledged; "
+                "nothing was changed. Stop all controllers first"
+            )
+        await asyncio.sleep(LOOK_SECONDS)
 
 
 async def _import(source: Path, config: Config) -> str:

@@ -44,6 +44,11 @@ async def test_a_backup_of_three_comes_back_and_what_came_after_it_is_given_up(t
         where = ("--data-dir", first.config.data_dir, "--member-dir", str(first.member.config.directory))
         status, said = await run("virial.cli", "admin", "restore", str(file), *where)
         assert (status, "in use by another controld" in said) == (1, True), "it runs"
+        await first.stop()
+        leader = await made.settled()
+        status, said = await run("virial.cli", "admin", "restore", str(file), *where)
+        assert (status, f"{leader.config.identity} ({leader.config.listen}) leads" in said) == (1, True), said
+        assert after in [job.id for job in await client.list_jobs()], "nothing was changed"
         for post in made.posts:
             await post.stop()
         status, said = await run("virial.cli", "admin", "restore", str(file), *where)

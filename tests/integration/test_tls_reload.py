@@ -236,3 +236,9 @@ def test_config_asks_for_the_callers_authority_where_others_can_reach_it(tmp_pat
     assert [name for name, _ in validate(Config(listen="10.0.0.1:7700", tls=tls))] == ["tls.client_ca"]
     assert validate(Config(listen="10.0.0.1:7700", tls=replace(tls, client_ca=str(files.ca)))) == []
     assert validate(Config(tls=tls)) == []
+    issuer = replace(tls, client_ca=str(files.ca), issuer_certificate=str(files.ca))
+    assert [name for name, _ in validate(Config(tls=issuer))] == ["tls.issuer_key"]
+    joins = replace(tls, client_ca=str(files.ca), join_listen="10.0.0.1:7702")
+    assert [name for name, _ in validate(Config(tls=joins))] == ["tls.join_listen"]
+    unasked = replace(tls, issuer_certificate=str(files.ca), issuer_key=str(files.key))
+    assert [name for name, _ in validate(Config(tls=unasked))] == ["tls.client_ca"]

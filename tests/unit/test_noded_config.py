@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from noded.config import Machine, NodedConfig, load_config, resolved, split_address
+from noded.config import Machine, NodedConfig, join_addresses, load_config, resolved, split_address
 from virialpb.layered import ConfigError
 
 MACHINE = Machine("Host_1.Example", "10.0.0.7", 8_000, 64 << 30, "/tmp")
@@ -100,3 +100,14 @@ def test_addresses() -> None:
     assert split_address("h:0") == ("h", 0)
     assert split_address(":7700") is None
     assert split_address("h:x") is None
+
+
+def test_a_node_that_joins_by_a_token_needs_no_files_and_takes_no_others() -> None:
+    joins = config(controllers="10.0.0.1:7700,10.0.0.2:7710,10.0.0.1:7720", join_token_file="/t")
+    assert join_addresses(joins) == ("10.0.0.1:7702", "10.0.0.2:7702")
+    assert join_addresses(config(join_token_file="/t", join_controllers="h:1")) == ("h:1",)
+    assert any("has no tls.ca" in text for text in errors(join_token_file="/t", **{"tls.ca": __file__}))
+    assert errors(join_controllers="h:1") == [
+        "join_controllers: is for a node that joins by a token; set join_token_file too"
+    ]
+    assert errors(join_token_file="/t", join_controllers="h") == ["join_controllers: 'h' is not HOST:PORT"]

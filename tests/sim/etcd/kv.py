@@ -232,15 +232,14 @@ class Mvcc:
             raise no_space()
         self._leases.setdefault(lease, {})
 
-    def apply_revoke(self, lease: int) -> bool:
-        """Whether there was such a lease; its keys are gone."""
+    def apply_revoke(self, lease: int) -> None:
+        """Its keys are gone. Raises WireError."""
         keys = self._leases.pop(lease, None)
         if keys is None:
-            return False
+            raise no_lease()
         revision = self.revision + 1
         events = {key: event for key in keys if (event := self._delete_one(key, revision)) is not None}
         self._advance(events)
-        return True
 
     def has_lease(self, lease: int) -> bool:
         return lease in self._leases

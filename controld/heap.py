@@ -8,6 +8,9 @@ import gc
 from typing import Any
 
 OLDEST_GENERATION = 2
+THRESHOLDS = (20_000, 5, 3)
+"""A batch of commands makes some ten thousand objects that end with it: by default each of them is walked once or twice
+before that, a fifth of the time a commit takes. A young collection is a few ms so, a full one some 30."""
 
 
 def keep_survivors() -> None:
@@ -16,6 +19,7 @@ def keep_survivors() -> None:
     Garbage in cycles is found as before, unless it was alive at the very moment of a full collection: then it stays
     until `keep_loaded`. Calls have cycles (gRPC makes some for each), so that is a few of them a collection.
     """
+    gc.set_threshold(*THRESHOLDS)
     if _freeze_survivors not in gc.callbacks:
         gc.callbacks.append(_freeze_survivors)
 

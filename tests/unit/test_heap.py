@@ -20,12 +20,13 @@ class Knot:
 
 @pytest.fixture
 def collector() -> Iterator[None]:
-    callbacks = list(gc.callbacks)
+    callbacks, thresholds = list(gc.callbacks), gc.get_threshold()
     gc.unfreeze()
     gc.disable()
     yield
     gc.enable()
     gc.callbacks[:] = callbacks
+    gc.set_threshold(*thresholds)
     gc.unfreeze()
 
 

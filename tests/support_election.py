@@ -186,9 +186,11 @@ class Member:
         self.store = CutStore(cluster.disk)
         self.log = LogBook()
         self.clock = LoopClock()
+        # Of a store that is not the others', by mistake.
+        self.own_disk: MemoryDisk | None = None
 
     async def start(self) -> None:
-        self.store = CutStore(self.cluster.disk)
+        self.store = CutStore(self.own_disk or self.cluster.disk)
         await self.store.open()
         self.replica = Replica(
             place=Place(self.name, self.address, tuple(a for a in self.cluster.addresses if a != self.address)),

@@ -59,9 +59,11 @@ class Why(StrEnum):
     INVITED = "INVITED"
     NO_EVIDENCE = "NO_EVIDENCE"
     AGREED = "AGREED"
+    OTHER_STORE = "OTHER_STORE"
+    """Its store is empty, and a peer knows a leader: they do not share one store."""
 
 
-_DENIALS = frozenset({Verdict.HEARS, Verdict.LEADS, Verdict.OTHER})
+DENIALS = frozenset({Verdict.HEARS, Verdict.LEADS, Verdict.OTHER})
 _NO_ANSWERS: Mapping[str, tuple[Verdict, int]] = {}
 
 
@@ -72,7 +74,7 @@ class Knowledge:
     `sees`: its copy is loaded and goes along with the store. `seen_ns`: when it saw the incumbent. `heard_ns`: when the
     last ping of the incumbent came in. `listening_ns`: since when its own loop has not stood still. `answers`: by
     peer, about this incumbent. `invited`: the token of a leader that asked this replica to take its place. `cut`: its
-    stream of pings broke, and no ping has come since.
+    stream of pings broke, and no ping has come since. `unused`: nobody has ever led in its store.
     """
 
     identity: str
@@ -87,6 +89,7 @@ class Knowledge:
     invited: int | None = None
     held_back_ns: int = 0
     cut: bool = False
+    unused: bool = False
 
     @property
     def token(self) -> int:
@@ -137,6 +140,8 @@ def decide(now_ns: int, known: Knowledge, timings: Timings) -> Action:
     if now_ns < known.held_back_ns:
         return Wait(Why.HELD_BACK, known.held_back_ns)
     alone = _alone(known)
+    if alone is Why.VACANT and known.unused:
+        return _begin(now_ns, known, timings)
     if alone is not None:
         return TakeOver(known.token, alone)
     due_ns = known.silent_since_ns() + timings.takeover_ns
@@ -144,13 +149,26 @@ def decide(now_ns: int, known: Knowledge, timings: Timings) -> Action:
         return Wait(Why.HEARD, due_ns)
     # An answer from before the silence was due was about a leader that was heard.
     verdicts = {v for v, at_ns in known.answers.values() if at_ns >= due_ns and now_ns - at_ns < timings.answer_ns}
-    denied = bool(verdicts & _DENIALS)
+    denied = bool(verdicts & DENIALS)
     if Verdict.AGREES in verdicts and not denied:
         return TakeOver(known.token, Why.AGREED)
     why = Why.DENIED if denied else Why.SILENCE
     if known.asked_ns is None or known.asked_ns < due_ns or now_ns - known.asked_ns >= timings.ask_interval_ns:
         return Ask(known.token, why)
     return Wait(why, known.asked_ns + timings.ask_interval_ns)
+
+
+def _begin(now_ns: int, known: Knowledge, timings: Timings) -> Action:
+    """To lead in an empty store begins a cluster, and one whose settings name another store than its peers' would begin
+    a second one beside theirs: so the peers are asked first, and who once said that another leads must take it back.
+    """
+    if known.asked_ns is None:
+        return Ask(0, Why.VACANT)
+    if {verdict for verdict, _ in known.answers.values()} & DENIALS:
+        again_ns = known.asked_ns + timings.doubt_ns
+        return Ask(0, Why.OTHER_STORE) if now_ns >= again_ns else Wait(Why.OTHER_STORE, again_ns)
+    due_ns = known.asked_ns + timings.answer_ns
+    return TakeOver(0, Why.VACANT) if now_ns >= due_ns else Wait(Why.VACANT, due_ns)
 
 
 def _alone(known: Knowledge) -> Why | None:

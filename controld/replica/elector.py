@@ -14,6 +14,7 @@ from typing import Final
 from controld.replica.clock import SECOND_NS, Clock
 from controld.replica.crew import Crew
 from controld.replica.election import (
+    DENIALS,
     Ask,
     Knowledge,
     TakeOver,
@@ -53,8 +54,8 @@ class Won:
 
 
 class Elector:
-    """`sees` tells whether the copy goes along with the store; `on_news` is called when who leads, or whether it is
-    heard, has changed. `won` is set once."""
+    """`sees` tells whether the copy goes along with the store, and `unused` whether nobody ever led in it; `on_news` is
+    called when who leads, or whether it is heard, has changed. `won` is set once."""
 
     def __init__(
         self,
@@ -66,6 +67,7 @@ class Elector:
         timings: Timings,
         log: Log,
         sees: Callable[[], bool],
+        unused: Callable[[], bool],
         on_news: Callable[[], None],
     ) -> None:
         self._place = place
@@ -75,6 +77,7 @@ class Elector:
         self._timings = timings
         self._log = log
         self._sees = sees
+        self._unused = unused
         self._on_news = on_news
         self._cut = False
         self._incumbent: Incumbent | None = None
@@ -193,6 +196,7 @@ class Elector:
             invited=self._invited,
             held_back_ns=self._held_back_ns,
             cut=self._cut,
+            unused=self._unused(),
         )
 
     def _ask_all(self, token: int, crew: Crew) -> None:
@@ -228,9 +232,16 @@ class Elector:
             self.won.set_result(Won(leadership, began_ns))
 
     def _tell_silence(self, why: Why) -> None:
-        """Once each time the reason changes."""
-        if why is not self._told:
-            self._told = why
+        """Once each time the reason changes. That a new cluster begins is said by its leader."""
+        if why is self._told or why is Why.VACANT:
+            return
+        self._told = why
+        if why is Why.OTHER_STORE:
+            knowing = ", ".join(
+                sorted(address for address, (verdict, _) in self._answers.items() if verdict in DENIALS)
+            )
+            self._log(LogName.STORE_DOUBTED, peers=knowing)
+        else:
             self._log(LogName.LEADER_SILENT, token=_token(self._incumbent), why=why.value)
 
     async def _listen(self) -> None:

@@ -48,6 +48,7 @@ class Following:
             timings=timings,
             log=log,
             sees=lambda: self.standby.sees,
+            unused=lambda: self.standby.state is not None and self.standby.state.cluster is None,
             on_news=on_news,
         )
         self.standby = Standby(

@@ -37,6 +37,7 @@ class LogName(StrEnum):
     STANDBY_CUT = "standby.cut"
     LEADER_SEEN = "leader.seen"
     LEADER_SILENT = "leader.silent"
+    STORE_DOUBTED = "store.doubted"
     TAKEOVER_BEGAN = "takeover.began"
     TAKEOVER_FAILED = "takeover.failed"
     HANDOVER_BEGAN = "handover.began"

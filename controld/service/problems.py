@@ -43,7 +43,7 @@ def problems_of_replicas(replica: Replica) -> Problems:
     if replica.leads:
         return [
             f"controller {address} does not listen to the leader, so it could not take over at once: see whether "
-            "controld and its store member run there"
+            "controld and its store member run there, and name this cluster's store"
             for address in replica.unheard
         ]
     leadership = replica.leadership

@@ -41,6 +41,7 @@ _WARNINGS = frozenset(
         ReplicaLogName.LEADER_LOST,
         ReplicaLogName.LEADER_STALLED,
         ReplicaLogName.LEADER_DOUBTED,
+        ReplicaLogName.STORE_DOUBTED,
         ReplicaLogName.COMMIT_RETRIED,
         ReplicaLogName.BARRIER_FAILED,
         ReplicaLogName.PLANNER_LOST,

@@ -181,7 +181,7 @@ def elections_by_a_wall_clock_that_is_believed(patch: Patch) -> None:
 
 def nobody_is_asked(patch: Patch) -> None:
     """Of those who would deny that the leader is gone, which it would itself."""
-    patch.setattr(election, "_DENIALS", frozenset[Verdict]())
+    patch.setattr(election, "DENIALS", frozenset[Verdict]())
 
 
 def leases_by_the_wall_clock(patch: Patch) -> None:

@@ -14,15 +14,18 @@ from controld.core.commands import SubmitJob
 from controld.core.ids import Epoch
 from controld.core.model import JobState, Liveness
 from controld.core.spec import SECOND_NS
-from controld.replica.election import MS_NS, Knowledge, Timings
+from controld.replica import election
+from controld.replica.election import MS_NS, Knowledge, TakeOver, Timings, Why
 from controld.replica.leader import Leader, Term
+from controld.replica.observe import LogName
 from controld.replica.replica import Replica
 from controld.store import guard
+from controld.store.memory import MemoryDisk
 from tests import support_etcd
 from tests.support_agents import SUSPECT_S, cluster_with, end, events, job_generation, job_state, liveness
 from tests.support_controllers import CONTROLD, HANG_SECONDS, JOB, Controllers
 from tests.support_core import spec
-from tests.support_election import Cluster, submit
+from tests.support_election import Cluster, Member, submit
 from tests.support_replica import run
 from tests.support_rows import Defect, Rows, each_defect, each_row
 from virial import Client
@@ -83,6 +86,42 @@ def reconfigure(cluster: Cluster, turn: int) -> None:
     cluster.timings = Timings(ping_interval_ns=(100 + 10 * turn) * MS_NS, takeover_ns=(400 + 40 * turn) * MS_NS)
 
 
+def a_standby_with_the_name_of_another_store_begins_no_cluster_beside() -> None:
+    """The new configuration names a store that is empty: a typing error in store.prefix."""
+
+    async def main() -> None:
+        cluster, agents = await cluster_with("n0")
+        leader = await cluster.leader()
+        strayed = cluster.followers()[0]
+        await strayed.stop()
+        strayed.own_disk = MemoryDisk()
+        await strayed.start()
+        await asyncio.sleep(30)
+        assert [m.name for m in cluster.members if m.leads] == [leader.name]
+        assert strayed.log.of(LogName.STORE_DOUBTED) == [{"peers": ", ".join(others_of(cluster, strayed))}]
+        await leader.kill()
+        successor = await cluster.leader(but=leader)
+        assert successor is not strayed
+        await asyncio.sleep(30)
+        assert [m.name for m in cluster.members if m.leads] == [successor.name]
+        await strayed.stop()
+        strayed.own_disk = None
+        await strayed.start()
+        await leader.start()
+        await cluster.settled()
+        await end(cluster, agents)
+
+    run(main)
+
+
+def others_of(cluster: Cluster, member: Member) -> list[str]:
+    return sorted(other.address for other in cluster.members if other is not member)
+
+
+def begins_a_cluster_in_any_empty_store(patch: Patch) -> None:
+    patch.setattr(election, "_begin", lambda now_ns, known, timings: TakeOver(0, Why.VACANT))  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
+
+
 def takes_itself_for_the_leader_at_its_start(patch: Patch) -> None:
     patch.setattr(Knowledge, "own", property(lambda known: known.incumbent is not None and known.heard_ns is None))  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType, reportUnknownMemberType]
 
@@ -113,6 +152,12 @@ ROWS: Rows = {
         ),
     ),
 }
+OTHER_HALVES: Rows = {
+    "F7": (
+        a_standby_with_the_name_of_another_store_begins_no_cluster_beside,
+        (Defect("begins_a_cluster_in_any_empty_store", begins_a_cluster_in_any_empty_store),),
+    ),
+}
 
 
 @each_row(ROWS)
@@ -125,6 +170,18 @@ def test_the_row_catches(row: str, defect: Defect, monkeypatch: pytest.MonkeyPat
     defect.seed(monkeypatch)
     with pytest.raises((AssertionError, TimeoutError)):
         ROWS[row][0]()
+
+
+@each_row(OTHER_HALVES)
+def test_the_other_half_holds(row: str) -> None:
+    OTHER_HALVES[row][0]()
+
+
+@each_defect(OTHER_HALVES)
+def test_the_other_half_catches(row: str, defect: Defect, monkeypatch: pytest.MonkeyPatch) -> None:
+    defect.seed(monkeypatch)
+    with pytest.raises((AssertionError, TimeoutError)):
+        OTHER_HALVES[row][0]()
 
 
 # -- with processes

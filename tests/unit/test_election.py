@@ -46,6 +46,7 @@ def asked(**answers: tuple[Verdict, int]) -> Knowledge:
     return replace(SILENT, asked_ns=NOW - 20 * MS, answers=came)
 
 
+UNUSED = knowledge(incumbent=None, unused=True, heard_ns=None)
 OWN = Incumbent(Leadership("c2", 7, Epoch(1, 7)), "h2:1")
 AGREES, HEARS, LEADS, OTHER, BLIND = Verdict
 
@@ -101,6 +102,24 @@ AGREES, HEARS, LEADS, OTHER, BLIND = Verdict
         ),
         pytest.param(
             replace(asked(b=(AGREES, 5)), held_back_ns=NOW + 1), Wait(Why.HELD_BACK, NOW + 1), id="failed a moment ago"
+        ),
+        pytest.param(UNUSED, Ask(0, Why.VACANT), id="an empty store: the peers first"),
+        pytest.param(replace(UNUSED, asked_ns=NOW - 150 * MS), Wait(Why.VACANT, NOW + 50 * MS), id="they have time"),
+        pytest.param(replace(UNUSED, asked_ns=NOW - 200 * MS), TakeOver(0, Why.VACANT), id="nobody objects"),
+        pytest.param(
+            replace(UNUSED, asked_ns=NOW - 200 * MS, answers={"b": (AGREES, NOW), "c": (BLIND, NOW)}),
+            TakeOver(0, Why.VACANT),
+            id="they know nobody either",
+        ),
+        pytest.param(
+            replace(UNUSED, asked_ns=NOW - 200 * MS, answers={"b": (OTHER, NOW - 9_000 * MS)}),
+            Wait(Why.OTHER_STORE, NOW + 800 * MS),
+            id="one knew a leader, and is silent since",
+        ),
+        pytest.param(
+            replace(UNUSED, asked_ns=NOW - 1_000 * MS, answers={"b": (OTHER, NOW)}),
+            Ask(0, Why.OTHER_STORE),
+            id="one knows a leader: asked again",
         ),
     ],
 )

@@ -29,7 +29,8 @@ class LeaderSettings:
     gather_ranks_min: int = 256
     # Deciding and encoding so many takes some 5 ms: then everyone else has a turn, and the store has work.
     slice_commands: int = 128
-    slice_seconds: float = 0.008
+    # Where they take longer, as with gangs of thousands; on a busy machine the time also passes by itself.
+    slice_seconds: float = 0.03
     # Fewer are not worth deciding while a commit is under way: they are done in a fraction of it afterwards.
     ahead_commands_min: int = 16
     commit_attempts_max: int = 3

@@ -7,6 +7,7 @@ from controld.core.model import Device, Domain, Hold, Inventory, Link, Liveness,
 from controld.store import codec_values as values
 from virialpb.store.v1 import records_pb2 as pb
 
+INVENTORIES_MAX = 1_024
 _LINK = Link(key="", kind="", end_a="", end_b="")
 
 
@@ -21,7 +22,7 @@ def node(value: Node) -> pb.Node:
         cpu_millis=value.cpu_millis,
         memory_bytes=value.memory_bytes,
         labels=values.texts(value.labels),
-        inventory=_inventory(value.inventory),
+        inventory=_known_inventory(value.inventory),
         holds=[_hold(hold) for hold in value.holds],
         draining=value.draining,
         version=value.version,
@@ -44,6 +45,21 @@ def from_node(value: pb.Node) -> Node:
         draining=value.draining,
         version=value.version,
     )
+
+
+_known: dict[int, tuple[Inventory, pb.Inventory]] = {}
+
+
+def _known_inventory(value: Inventory) -> pb.Inventory:
+    """Most changes of a node leave the inventory as it is: dozens of devices and links are then not encoded again."""
+    found = _known.get(id(value))
+    if found is not None and found[0] is value:
+        return found[1]
+    made = _inventory(value)
+    while len(_known) >= INVENTORIES_MAX:
+        del _known[next(iter(_known))]
+    _known[id(value)] = (value, made)
+    return made
 
 
 def _inventory(value: Inventory) -> pb.Inventory:

@@ -53,6 +53,11 @@ class Operator:
         made = _authority.issue(self.directory, role, name, hosts, datetime.now(UTC), 2, renew=renew)
         return Files(Path(made.directory))
 
+    def get(self, role: str, name: str) -> Files:
+        """What was issued, or is now."""
+        found = Files(self.directory / f"{role}-{name}")
+        return found if found.directory.exists() else self.issue(role, name)
+
     def authority(self) -> c.Authority:
         number = _authority.load(self.directory).signer
         path = self.directory / "authorities" / f"{number}.pem"

@@ -20,6 +20,7 @@ from controld.service.convert.pages import key_from, page, page_size_from, token
 from controld.service.convert.replies import cursor_from_proto, events_page, nodes_page, removed_node, watched_event
 from controld.service.failures import invalid_field, not_found, removal_refused
 from controld.service.feeds import NodeFeed
+from controld.service.join import Registrar
 from controld.service.problems import problems, problems_of_replicas
 from controld.service.store_problems import in_words, silent_in_words
 from controld.service.watching import watch
@@ -32,8 +33,9 @@ HOLD_MS_MAX = 366 * 86_400_000
 
 
 class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
-    def __init__(self, backend: Backend) -> None:
+    def __init__(self, backend: Backend, registrar: Registrar) -> None:
         self._backend = backend
+        self._registrar = registrar
         self._leader = backend.leader
 
     async def GetNode(self, request: m.GetNodeRequest, context: Context) -> m.Node:  # noqa: N802
@@ -109,7 +111,7 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
         await self._leader.barrier()
         state, replica = self._leader.state, self._backend.replica
         leader, epoch = self._backend.identity, self._leader.epoch
-        found = await self._problems_beneath()
+        found = await self._problems_beneath() + self._registrar.problems()
         if replica is None or replica.leads:
             found += problems(state, self._leader.view)
         else:

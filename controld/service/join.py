@@ -50,6 +50,10 @@ class Registrar:
             raise _cannot(str(error), "put the issuer's files right; a join token is still good") from error
         return self.tls, self.issuer
 
+    def problems(self) -> list[str]:
+        """What is wrong with certificates, in words."""
+        return [] if self.tls is None else self.tls.problems(self.now())
+
     def sign(self, node: str, request: bytes) -> m.CertificateResponse:
         """Raises CallError."""
         from virialpb.certificates import CertificateError

@@ -100,6 +100,12 @@ class Metrics:
         gauge = Gauge(f"{PREFIX}_leading", "1 while this controller leads, else 0.", registry=self.registry)
         gauge.set_function(lambda: float(leads()))
 
+    def tell_certificate(self, not_after: Callable[[], float]) -> None:
+        """From now on, tell when the controller's own certificate ends."""
+        what = "Unix time at which the controller's own certificate ends."
+        gauge = Gauge(f"{PREFIX}_certificate_not_after_seconds", what, registry=self.registry)
+        gauge.set_function(not_after)
+
     def count_state(self, state: Callable[[], State], view: Callable[[], View]) -> None:
         """From now on, tell of the jobs and sessions there are."""
         self.registry.register(_StateCollector(state, view))

@@ -101,10 +101,11 @@ class ApiServer:
             return backend.leader.state.history, backend.leader.state.revision
 
         interceptor = CallInterceptor(log=log, metrics=metrics, make_id=make_id, revision=revision, gate=gate)
+        self._metrics = metrics
         self._server = grpc.aio.server(interceptors=[interceptor], options=OPTIONS)
         routes = LogRoutes()
         job_pb2_grpc.add_JobServiceServicer_to_server(JobServicer(backend, routes), self._server)
-        cluster_pb2_grpc.add_ClusterServiceServicer_to_server(ClusterServicer(backend), self._server)
+        cluster_pb2_grpc.add_ClusterServiceServicer_to_server(ClusterServicer(backend, registrar), self._server)
         node_pb2_grpc.add_NodeServiceServicer_to_server(NodeServicer(backend, routes), self._server)
         join_pb2_grpc.add_CertificateServiceServicer_to_server(CertificateServicer(registrar), self._server)
         self._services = SERVICES
@@ -125,6 +126,8 @@ class ApiServer:
         """The port it listens on; 0 takes a free one. Raises AddressError."""
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         credentials = tls.credentials() if tls is not None else None
+        if tls is not None:
+            self._metrics.tell_certificate(tls.not_after_seconds)
         try:
             if credentials is None:
                 bound = self._server.add_insecure_port(address)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 
@@ -18,6 +19,9 @@ from virialpb.tlsfiles import LOOK_SECONDS, TlsContent, TlsFiles, TlsFilesError
 
 if TYPE_CHECKING:
     from cryptography import x509
+
+# Long enough for whoever looks at the status once a week.
+WARN: Final = timedelta(days=14)
 
 
 class ServerTls:
@@ -36,6 +40,26 @@ class ServerTls:
     def asks(self) -> bool:
         """Whether callers must show who they are."""
         return self._asks
+
+    @property
+    def not_after(self) -> datetime:
+        """The end of this controller's own certificate."""
+        from virialpb import certificates as c
+
+        return c.facts_of(c.read_certificates(self.content.certificate)[0]).not_after
+
+    def not_after_seconds(self) -> float:
+        """The same as unix time."""
+        return self.not_after.timestamp()
+
+    def problems(self, now: datetime) -> list[str]:
+        """In words; empty when nothing is wrong."""
+        left = self.not_after - now
+        if left > WARN:
+            return []
+        when = self.not_after.date().isoformat()
+        ends = f"ends on {when}" if left > timedelta(0) else f"ended on {when}, so nobody can connect any more"
+        return [f"this controller's certificate {ends}: renew it (virial admin certs issue controller NAME --renew)"]
 
     @property
     def content(self) -> TlsContent:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import urllib.request
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import replace
@@ -120,6 +121,31 @@ async def test_files_that_do_not_fit_leave_what_was_there_in_use(tmp_path: Path)
         await until(lambda: loaded(secure.served.log.getvalue()))
         assert await reads(secure, alice)
         assert b"PRIVATE" not in secure.served.log.getvalue().encode()
+
+
+async def test_a_certificate_that_ends_soon_is_told_in_the_status_and_the_metrics(tmp_path: Path) -> None:
+    async with serve_securely(tmp_path) as secure:
+        (problem,) = await problems_of(secure)  # the tests' live for two days
+        assert "this controller's certificate ends on" in problem
+        assert "--renew" in problem
+        text = await asyncio.to_thread(fetch, f"http://{secure.served.ports.metrics_address}/metrics")
+        (line,) = [one for one in text.splitlines() if one.startswith("virial_controld_certificate_not_after_seconds")]
+        assert 0 < float(line.split()[1]) - datetime.now(UTC).timestamp() < 3 * 86_400
+        _authority.issue(
+            secure.operator.directory, "controller", "c1", ["127.0.0.1"], datetime.now(UTC), 90, renew=True
+        )
+        await until(lambda: loaded(secure.served.log.getvalue()))
+        assert await problems_of(secure) == []
+
+
+async def problems_of(secure: Secure) -> list[str]:
+    async with secure.dial(secure.operator.get("user", "eve")) as served:
+        return list((await served.cluster.GetStatus(STATUS)).problems)
+
+
+def fetch(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=HANG_SECONDS) as reply:
+        return str(reply.read(), "ascii")
 
 
 async def test_one_whose_authority_went_is_shown_out_of_what_is_open(

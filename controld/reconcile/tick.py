@@ -196,7 +196,7 @@ def _order_drop(p: Pass, checkpoint: Checkpoint) -> None:
 
 
 def _forget_finished(p: Pass) -> None:
-    """Bound the view: what it remembers of jobs that are gone or have ended."""
+    """Bound the view: what it remembers of jobs that are gone or have ended, and of nodes that are gone."""
     alive = {id_ for id_, job in p.state.jobs.items() if not job.state.ended}
     for key in [k for k in p.view.since_ns if k[1] not in alive]:
         del p.view.since_ns[key]
@@ -204,6 +204,9 @@ def _forget_finished(p: Pass) -> None:
         del p.view.explain[job_id]
     for pair in [k for k in p.view.refusals if k[0] not in alive]:
         del p.view.refusals[pair]
+    # Hosts that were made anew or removed: their identities never come again.
+    for uid in [u for u, s in p.view.sessions.items() if not s.connected and u not in p.state.nodes]:
+        del p.view.sessions[uid]
     horizon_ns = p.now.boottime_ns - 60 * p.limits.resend_ns
     for session in p.view.sessions.values():
         if session.sent_ns:

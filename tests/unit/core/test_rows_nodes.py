@@ -166,6 +166,7 @@ def a_host_made_anew_joins_again() -> None:
     assert node is not None
     assert (node.uid, node.liveness, node.holds) == (anew.incarnation.node_uid, Liveness.LIVE, (hold,))
     assert (world.job(job).state, world.job(job).generation) == (JobState.RUNNING, 2)
+    assert set(world.view.sessions) == set(world.state.nodes), "nothing of the old self is kept in memory"
     # The old self speaks up at last.
     late = world.do(BeginCheckpoint(job, 1, old_epoch, 1, 7))
     assert isinstance(late, Refused)
@@ -176,7 +177,7 @@ def a_host_made_anew_joins_again() -> None:
 
 
 def an_operator_forgets_the_lost_one() -> None:
-    """`virial node remove`, asked again and again from the moment that the host is gone."""
+    """`virial remove-node`, asked again and again from the moment that the host is gone."""
     world, job = running(2, 3, writes=Writes.SHARED, fence_after_s=FENCE_S)
     name = nodes_of(world, job)[1]
     lost = world.agents[name]

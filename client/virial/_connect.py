@@ -72,7 +72,8 @@ def addresses_from(given: str | Sequence[str] | None) -> tuple[str, ...]:
         )
     for address in addresses:
         host, _, port = address.rpartition(":")
-        if not address.startswith("unix:") and (not host or not port.isdigit() or not 0 < int(port) < 65536):
+        wrong = not host or "/" in host or not port.isdigit() or not 0 < int(port) < 65536
+        if wrong and not address.startswith("unix:"):
             raise InvalidRequestError(f"controller address {address!r} is not host:port")
     return addresses
 

@@ -181,6 +181,14 @@ def test_case_c9_an_agent_with_a_live_nodes_identity_is_refused_and_told(made: R
     assert len(refused) < 20  # told, and not in a hurry
 
 
+def test_a_copy_of_a_data_directory_with_the_tasks_in_it(made: Rack) -> None:
+    """On the same host what the copy tells of are live tasks, not ones that were left behind."""
+    copy = made.base / "copy"
+    shutil.copytree(made.node("node-0").data_dir, copy, ignore=shutil.ignore_patterns("run", "*.sock"))
+    told = message(failed(noded(made, copy, name="node-0")), 1, "noded")
+    assert "is a copy: the guardian that wrote it" in told
+
+
 def test_a_second_agent_on_a_data_directory(made: Rack) -> None:
     told = message(failed(noded(made, made.node("node-0").data_dir, name="node-0")), 2, "noded")
     assert "is in use by a noded that runs" in told

@@ -88,6 +88,7 @@ def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
         (["submit", "f", "--set", "a=[1"], "--set a:2: did not find expected"),
         (["jobs", "--state", "runing"], "--state: unknown value 'RUNING': did you mean 'RUNNING'?"),
         (["jobs", "--address", "host"], "controller address 'host' is not host:port"),
+        (["jobs", "--address", "http://h:1"], "controller address 'http://h:1' is not host:port"),
         (["jobs", "--cert", "c"], "--cert and --key need --ca"),
         (["jobs", "--ca", "a", "--cert", "c"], "--cert and --key go together"),
         (["hold", "n", "--owner", "o", "--reason", "r", "--for", "2"], "--for: no unit in '2': did you mean '2s'?"),

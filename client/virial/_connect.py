@@ -33,7 +33,6 @@ class Tls:
             certificate_chain=_pem(self.certificate_file, "CERTIFICATE") if own else None,
         )
 
-
     def stamp(self) -> tuple[tuple[int, int], ...]:
         """Differs when a file was replaced: a connection that is refused may have been made with the former one."""
         found: list[tuple[int, int]] = []

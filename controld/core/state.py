@@ -6,7 +6,7 @@ decided) and the committed one (what it has told anyone).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final, TypeVar
@@ -142,14 +142,19 @@ class State:
                 self._stamp(change, revision)
         self.revision = revision
 
-    def reset(self, key: str, origin: State) -> None:
-        """Bring one key back to what it is in `origin`."""
-        self._apply_one(Change(key, origin.record(key)))
+    def reset(self, key: str, origin: State, over: Sequence[Change] = ()) -> None:
+        """Bring one key back to what it is in `origin`, with the changes `over` it, which are not committed.
+
+        In one step: what it was in between may be at odds with other keys, such as have the name of another node.
+        """
+        self._apply_one(over[-1] if over else Change(key, origin.record(key)))
         for mine, its in ((self.created, origin.created), (self.modified, origin.modified)):
             if (stamp := its.get(key)) is None:
                 mine.pop(key, None)
             else:
                 mine[key] = stamp
+        for change in over:
+            self._stamp(change, 0)
 
     def record(self, key: str) -> Record | None:
         """What is stored under a key. Raises ValueError on a kind of key that is not known."""

@@ -281,11 +281,9 @@ class Writer:
         """The head as it was when `before` was copied."""
         for request in batch.requests[len(before.requests) :]:
             self._head.forget(request)
+        layers = [layer.changes for layer in (self._under_way, before) if layer is not None]
         for key in batch.keys_since(before):
-            self._head.reset(key, self.committed)
-            for layer in (self._under_way, before):
-                if layer is not None and (change := layer.changes.get(key)) is not None:
-                    self._head.apply((change,), 0)
+            self._head.reset(key, self.committed, [changes[key] for changes in layers if key in changes])
 
     async def _finish(self, batch: Batch[_Waiting]) -> None:
         try:

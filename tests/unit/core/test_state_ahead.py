@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import product
 
 import pytest
 
 from controld.core import keys
-from controld.core.model import Request
+from controld.core.ids import Incarnation, NodeUid
+from controld.core.model import Liveness, Node, Request
 from controld.core.state import Change, State
 
 KEY = keys.request("x")
@@ -74,3 +76,22 @@ def test_a_key_is_brought_back_with_its_stamps() -> None:
     assert (state.requests, state.created, state.modified) == (origin.requests, origin.created, origin.modified)
     with pytest.raises(ValueError, match="unknown key"):
         state.record("nonsense/1")
+
+
+def test_a_key_is_brought_back_at_once_and_takes_no_name_from_another() -> None:
+    """Node one gave its name to two, which is under way; what was decided on top of that about one is taken back."""
+    one, two = node("u1", "n1"), node("u2", "n2")
+    committed, head = State(history=1), State(history=1)
+    for each in (committed, head):
+        each.apply((Change.put(one), Change.put(two)), 5)
+    renamed, gone = replace(two, name="n1"), Change(keys.node(one.uid), None)
+    head.apply((gone, Change.put(renamed)), 0)  # under way
+    head.apply((Change.put(replace(one, name="n3")),), 0)  # on top of it, and taken back
+    head.reset(keys.node(one.uid), committed, [gone])
+    assert head.node_named("n1") == renamed
+    assert head.node_named("n2") is head.node_named("n3") is None
+    assert keys.node(one.uid) not in head.created
+
+
+def node(uid: str, name: str) -> Node:
+    return Node(NodeUid(uid), name, Incarnation(NodeUid(uid), "boot", "nonce"), Liveness.LIVE, "h", "pidns", 1, 1)

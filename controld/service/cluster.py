@@ -19,7 +19,7 @@ from controld.service.convert.node import node_to_proto, status_to_proto
 from controld.service.convert.pages import key_from, page, page_size_from, token_for
 from controld.service.convert.replies import cursor_from_proto, events_page, nodes_page, removed_node, watched_event
 from controld.service.failures import invalid_field, not_found, removal_refused
-from controld.service.feeds import NodeFeed
+from controld.service.feeds import NodeFeed, shown_nodes
 from controld.service.join import Registrar
 from controld.service.problems import problems, problems_of_replicas
 from controld.service.store_problems import in_words, silent_in_words
@@ -37,6 +37,7 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
         self._backend = backend
         self._registrar = registrar
         self._leader = backend.leader
+        self._shown = shown_nodes(backend)
 
     async def GetNode(self, request: m.GetNodeRequest, context: Context) -> m.Node:  # noqa: N802
         name = node_from_name(request.name)
@@ -176,7 +177,7 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
         self, request: m.WatchNodesRequest, context: Context
     ) -> AsyncIterator[m.WatchNodesResponse]:
         after = cursor_from_proto(request.cursor) if request.HasField("cursor") else None
-        async with aclosing(watch(self._leader, after, NodeFeed(self._backend))) as messages:
+        async with aclosing(watch(self._leader, after, NodeFeed(self._backend, self._shown))) as messages:
             async for message in messages:
                 yield message
 

@@ -21,7 +21,7 @@ from controld.service.convert.pages import key_from, page, page_size_from, token
 from controld.service.convert.replies import cursor_from_proto, jobs_page
 from controld.service.convert.spec import spec_from_proto
 from controld.service.failures import CallError, invalid, not_found
-from controld.service.feeds import JobFeed
+from controld.service.feeds import JobFeed, shown_jobs
 from controld.service.gate import CALLER, check_owner, check_user
 from controld.service.log_reads import LogRead, LogRoutes
 from controld.service.watching import watch
@@ -38,6 +38,7 @@ class JobServicer(job_pb2_grpc.JobServiceServicer):
         self._backend = backend
         self._leader = backend.leader
         self._routes = routes
+        self._shown = shown_jobs(backend)
 
     async def SubmitJob(self, request: m.SubmitJobRequest, context: Context) -> m.Job:  # noqa: N802
         request_id = request_id_from(request.request_id, CAUSE_ID.get())
@@ -97,7 +98,7 @@ class JobServicer(job_pb2_grpc.JobServiceServicer):
     ) -> AsyncIterator[m.WatchJobsResponse]:
         only = job_id_from_name(request.name) if request.name else None
         after = cursor_from_proto(request.cursor) if request.HasField("cursor") else None
-        async with aclosing(watch(self._leader, after, JobFeed(self._backend, only))) as messages:
+        async with aclosing(watch(self._leader, after, JobFeed(self._backend, only, self._shown))) as messages:
             async for message in messages:
                 yield message
 

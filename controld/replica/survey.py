@@ -15,6 +15,7 @@ from controld.store.port import StoreError
 
 ASK_SECONDS: Final = 1.5
 RECENT_SECONDS: Final = 1.0
+REFRESH_SECONDS: Final = 0.5
 
 
 class Role(StrEnum):
@@ -75,8 +76,8 @@ class Survey:
         self._me = me
         self._colleagues = colleagues
         self._members = members
-        self._lock = asyncio.Lock()
         self._last: tuple[float, Picture] | None = None
+        self._taking: asyncio.Task[Picture] | None = None
 
     @property
     def address(self) -> str:
@@ -84,12 +85,16 @@ class Survey:
         return self._place.address
 
     async def recent(self) -> Picture:
-        """One of a moment ago will do: for what is shown often."""
-        async with self._lock:
-            if self._last is None or asyncio.get_running_loop().time() - self._last[0] > RECENT_SECONDS:
-                await self.take()
-            assert self._last is not None
+        """For what is shown often: one of a moment ago will do, and an older one where some do not answer at once."""
+        now = asyncio.get_running_loop().time()
+        if self._last is not None and now - self._last[0] <= RECENT_SECONDS:
             return self._last[1]
+        if self._taking is None or self._taking.done():
+            self._taking = asyncio.get_running_loop().create_task(self.take(), name="survey")
+        if self._last is None:
+            return await asyncio.shield(self._taking)
+        await asyncio.wait((self._taking,), timeout=REFRESH_SECONDS)
+        return self._last[1]
 
     async def own(self) -> Told:
         return replace(self._me(), member=await self._look())

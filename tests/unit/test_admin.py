@@ -177,3 +177,12 @@ async def test_the_tests_catch_their_defects(defect: str, monkeypatch: pytest.Mo
         scenario = a_sound_one_stays_while_another_is_down
     with pytest.raises(pytest.fail.Exception):
         await scenario()
+
+
+async def test_a_picture_of_a_moment_ago_is_shown_again() -> None:
+    admin, etcd = made(3)
+    first = await admin.survey.recent()
+    etcd.silent.add(3)
+    assert await admin.survey.recent() is first
+    assert (await admin.survey.take()).controllers[2].role is Role.SILENT
+    assert (await admin.survey.recent()).controllers[2].role is Role.SILENT

@@ -23,6 +23,9 @@ class Defect:
     name: str
     seed: Callable[[pytest.MonkeyPatch], None]
 
+    def __str__(self) -> str:
+        return self.name
+
 
 Rows = Mapping[str, tuple[Callable[[], None], tuple[Defect, ...]]]
 

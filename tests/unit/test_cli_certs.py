@@ -49,6 +49,15 @@ def test_a_controller_gets_what_it_serves_with_and_what_its_member_shows(certs: 
     assert not c.signed_by(member, c.read_certificates((certs / "ca.pem").read_bytes()))
 
 
+def test_a_controller_that_is_renewed_is_reached_as_before(certs: Path) -> None:
+    virial(certs, "issue", "controller", "c1", "--host", "ctl-1", "--host", "10.0.0.1")
+    for hosts, expected in (((), (("ctl-1",), ("10.0.0.1",))), (("--host", "10.0.0.9"), ((), ("10.0.0.9",)))):
+        assert virial(certs, "issue", "controller", "c1", "--renew", *hosts)[0] == 0
+        for name in ("certificate.pem", "member.pem"):
+            own = read(certs / "controller-c1" / name)
+            assert (own.dns, own.ips) == expected
+
+
 def test_keys_are_for_their_owner_only_and_are_never_printed(certs: Path) -> None:
     printed = ""
     for words in (

@@ -107,7 +107,8 @@ def issue(
     *,
     renew: bool = False,
 ) -> Issued:
-    """What a machine or person needs, in a directory of its own. Raises CliError, OSError."""
+    """What a machine or person needs, in a directory of its own; `renew` without `hosts` keeps those it has. Raises
+    CliError, OSError."""
     state = load(directory)
     target = directory / f"{role}-{name}"
     if renew and not target.is_dir():
@@ -117,6 +118,8 @@ def issue(
             f"{target} exists: add --renew to put new certificates with new keys in it, or move it away",
             ExitCode.CONFLICT,
         )
+    if renew and not hosts:
+        hosts = _read_issued(target).hosts
     try:
         files = _files(directory, state, role, name, hosts, now, days)
     except (IdentityError, c.CertificateError) as error:

@@ -61,9 +61,7 @@ class FakeController(node_pb2_grpc.NodeServiceServicer):
         if tls is None:
             port = self._server.add_insecure_port(address)
         else:
-            key, certificate = (file.read_bytes() for file in tls)
-            trusted = certificate if ca is None else ca.read_bytes()
-            credentials = grpc.ssl_server_credentials([(key, certificate)], trusted, require_client_auth=True)
+            credentials = credentials_of(*tls, ca)
             port = self._server.add_secure_port(address, credentials)
         assert port
         self.address = f"127.0.0.1:{port}"
@@ -172,6 +170,12 @@ class FakeController(node_pb2_grpc.NodeServiceServicer):
                 yield await self.bulk.get()
         finally:
             reader.cancel()
+
+
+def credentials_of(key: Path, certificate: Path, ca: Path | None) -> grpc.ServerCredentials:
+    pair = key.read_bytes(), certificate.read_bytes()
+    trusted = pair[1] if ca is None else ca.read_bytes()
+    return grpc.ssl_server_credentials([pair], trusted, require_client_auth=True)
 
 
 @contextlib.asynccontextmanager

@@ -29,7 +29,7 @@ GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "cli" / "schema.json"
 class FakeSession(Session):
     fake: FakeClient = field(kw_only=True)
 
-    def client(self) -> FakeClient:
+    def client(self, timeout_s: float = 0) -> FakeClient:
         return self.fake
 
 

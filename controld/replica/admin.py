@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from controld.core.ids import Epoch
 from controld.replica.observe import Log, LogName
@@ -14,6 +16,10 @@ from controld.replica.survey import ControllerSeen, Survey
 from controld.store import sqlite_db
 from controld.store.members import Listed, MembersPort, MembersRefusedError, Seen
 from controld.store.port import Store, StoreError
+from virialpb.units import format_bytes
+
+# Free space, in sizes of the store: a copy for an operator must not end the commits that it is a copy of.
+ROOM_TIMES: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +164,14 @@ class Admin:
 
     async def backup(self, path: Path) -> Epoch:
         """The position that the copy is as of. Raises StoreError, OSError, MembersRefusedError."""
+        size_bytes = (await self._store.status()).size_bytes
+        free_bytes = (await asyncio.to_thread(shutil.disk_usage, path.parent)).free
+        if free_bytes < ROOM_TIMES * size_bytes:
+            raise MembersRefusedError(
+                f"the copy may take {format_bytes(size_bytes)}, and of the disk under {self.scratch}, on which the "
+                f"controller lives, {format_bytes(free_bytes)} are free; free some, or run `controld backup` on the "
+                "host of a controller, with a FILE on another disk"
+            )
         await self._store.backup(str(path))
         if not await asyncio.to_thread(path.exists):
             raise MembersRefusedError("the store of this controller is in memory only, so there is nothing to keep")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -18,6 +20,7 @@ from controld.store import members as judged
 from controld.store.members import Listed, Look, MembersRefusedError
 from controld.store.memory import MemoryDisk, MemoryStore
 from controld.store.port import StoreUnavailableError
+from controld.store.sqlite import SqliteStore
 
 URL = "https://h{}:2380"
 
@@ -155,6 +158,31 @@ async def test_names_and_urls_are_each_for_one_member() -> None:
     lone, _ = made(1)
     with pytest.raises(MembersRefusedError, match="alone"):
         await lone.move_leader("c2")
+
+
+async def test_a_backup_is_not_begun_that_would_fill_the_disk_of_its_controller(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = Place("c1", "h1:7700", ())
+    survey = Survey(place=place, me=lambda: Told("c1", Role.LEADS, "0.1.0"), colleagues=None, members=None)
+    store = SqliteStore(tmp_path / "data")
+    await store.open()
+    admin = Admin(store=store, survey=survey, replica=None, members=None, scratch=tmp_path, log=silent)
+    size_bytes = (await store.status()).size_bytes
+    for free_bytes, fits in ((2 * size_bytes - 1, False), (2 * size_bytes, True)):
+
+        def usage(path: object, free: int = free_bytes) -> SimpleNamespace:
+            del path
+            return SimpleNamespace(free=free)
+
+        monkeypatch.setattr(shutil, "disk_usage", usage)
+        if fits:
+            assert (await admin.backup(tmp_path / "copy")).history == 1
+        else:
+            with pytest.raises(MembersRefusedError, match="with a FILE on another disk"):
+                await admin.backup(tmp_path / "copy")
+            assert not (tmp_path / "copy").exists()
+    await store.close()
 
 
 class NoLock:

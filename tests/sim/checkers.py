@@ -56,6 +56,8 @@ CHECKERS = (
     "deposed",
     "stale_ping",
     "standby",
+    "stale_read",
+    "watch",
     "unexpected",
 )
 _WRITING = (Phase.GO, Phase.ACTIVE)
@@ -237,6 +239,11 @@ class Checkers:
             self.accuse("stale_order", f"{host.name} obeys {name} of {event.leader_epoch}, knows {host.highest_epoch}")
 
     # -- users
+
+    @property
+    def told(self) -> list[str]:
+        """The requests that users were told are done, in that order."""
+        return list(self._acknowledged)
 
     def acknowledged(self, request_id: str, command: Command, reply: Reply) -> None:
         """A user was told that it is done."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ from google.protobuf.message import Message
 from controld.core.state import State
 from controld.replica.election import Why
 from controld.replica.errors import NotLeaderError
+from controld.replica.hub import Cursor
 from controld.replica.leader import Leader
 from controld.replica.peers import Ping
 from controld.store.etcd_keys import Keys, read_claim, read_head, read_history
@@ -65,6 +67,7 @@ class Judge:
         self._history = 0
         self._commits: dict[int, tuple[Epoch, int, dict[str, bytes | None]]] = {}
         self._last_commit = 0
+        self._order: list[int] = []
         self._hearings: dict[str, Hearing] = {}
 
     def _accuse(self, checker: str, text: str) -> None:
@@ -124,6 +127,7 @@ class Judge:
         else:
             by, seq = read_head(head, self._token)
             self._world.checkers.written(by, reign.epoch)
+            self._order.append(revision)
             self._commits[revision] = (by, seq, changes)
             if by == reign.epoch:
                 self._judge_turn(reign, seq, changes, origin)
@@ -217,6 +221,15 @@ class Judge:
         if hearing.epoch != ping.epoch or now_s - hearing.last_s > PING_GAP_S:
             hearing.epoch, hearing.since_s = ping.epoch, now_s
         hearing.last_s = now_s
+
+    def watched(self, who: str, controller: str, after: Cursor, found: list[int]) -> None:
+        """A reader that had everything up to `after` was given these next."""
+        last = max(found, default=after.revision)
+        first = bisect_right(self._order, after.revision)
+        due = self._order[first : bisect_right(self._order, last)]
+        if found != due:
+            missing = sorted(set(due) - set(found))
+            self._accuse("watch", f"{controller} gives {who} {found} after {after.revision}; missing: {missing}")
 
     # -- copies
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from controld.core.commands import Command
 from controld.core.outcome import Reply
@@ -36,6 +36,7 @@ from tests.sim.streams import ServerEnd
 if TYPE_CHECKING:
     from tests.sim.several import SeveralWorld
 
+T = TypeVar("T")
 BROKEN = (LogName.TICK_BROKEN, LogName.COMMAND_BROKEN, LogName.TASK_BROKEN)
 
 
@@ -238,15 +239,16 @@ class SimReplica:
         async def call(replica: Replica) -> Reply:
             return await replica.submit(command)
 
-        return await self._call(call)
+        return await self.call(call)
 
     async def hand_over(self) -> str:
         async def call(replica: Replica) -> str:
             return await replica.hand_over()
 
-        return await self._call(call)
+        return await self.call(call)
 
-    async def _call(self, work: Callable[[Replica], Coroutine[Any, Any, Any]]) -> Any:
+    async def call(self, work: Callable[[Replica], Coroutine[Any, Any, T]]) -> T:
+        """As an RPC. Raises what `work` raises, or Unreachable."""
         await asyncio.sleep(self.rng.uniform(*RPC_S))
         replica = self.replica
         return await self._calls.make(self.process, None if replica is None else lambda: work(replica))

@@ -13,6 +13,7 @@ from tests.sim.etcd.raft import Raft
 from tests.sim.fabric import Fabric
 from tests.sim.faults import Faults
 from tests.sim.judge import Judge
+from tests.sim.readers import Reader, Watcher
 from tests.sim.replicas import SimReplica
 from tests.sim.several_faults import SeveralFaults
 from tests.sim.world import Controller, Shape, World
@@ -21,6 +22,9 @@ SEVERAL = Shape(trouble_s=540.0, length_s=620.0, commands=190, faults=18, severa
 """Pressing a key twice makes well over 200 commands of it."""
 TIMINGS = Timings(*(2 * ns for ns in astuple(Timings())))
 """Twice the defaults, as barriers are half as frequent: an election is the same, and a second of it costs half."""
+
+
+READERS = 2
 
 
 class FollowingUser(User):
@@ -74,6 +78,12 @@ class SeveralWorld(World):
 
     def make_user(self, name: str, count: int, seconds: float) -> User:
         return FollowingUser(self, name, count, seconds)
+
+    async def troubled(self) -> None:
+        readers = [Reader(self, f"r{number}") for number in range(READERS)]
+        for each in (*readers, Watcher(self, "w0"), Watcher(self, "w1")):
+            self.start(each.run())
+        await super().troubled()
 
     def _ask_why(self) -> None:
         super()._ask_why()

@@ -12,6 +12,7 @@ from controld.replica import election, elector, replica
 from controld.replica.admission import Admission as Door
 from controld.replica.agents import Agents
 from controld.replica.election import Ask, Knowledge, TakeOver, Timings, Why, decide
+from controld.replica.hub import WatchHub
 from controld.replica.replica import Replica
 from controld.replica.stall import StallWatch
 from controld.replica.standby import Standby
@@ -159,6 +160,27 @@ def _decides_too_early() -> tuple[Patch, ...]:
     return ((Standby, "reached", reached),)
 
 
+def _reads_without_barrier() -> tuple[Patch, ...]:
+    """A controller that was deposed shows what it has."""
+
+    async def barrier(self: Replica) -> None:
+        await self._leader()
+
+    return ((Replica, "barrier", barrier),)
+
+
+def _cursor_before_the_window() -> tuple[Patch, ...]:
+    """A reader that asks for more than a new window of commits holds gets what there is of it."""
+    real = WatchHub.subscribe
+
+    def subscribe(self: WatchHub, after: Any = None) -> Any:
+        if after is not None and after.history == self._history and after.revision <= self._revision:
+            after = after._replace(revision=max(after.revision, self._floor))
+        return real(self, after)
+
+    return ((WatchHub, "subscribe", subscribe),)
+
+
 # -- what a leader promises ----------------------------------------------------------------------------------------
 
 
@@ -242,6 +264,8 @@ SEVERAL_MUTATIONS = (
     _defect("imagines_no_evidence", ["deposed"], _imagines_no_evidence, ["follower_crash"]),
     _defect("pings_without_proof", ["stale_ping"], _pings_without_proof, ["socket_cut", "member_isolated"]),
     _defect("decides_too_early", ["copy"], _decides_too_early, ["crash_before_a_watch"]),
+    _defect("reads_without_barrier", ["stale_read"], _reads_without_barrier, ["leader_isolated", "leader_paused"]),
+    _defect("cursor_before_the_window", ["watch"], _cursor_before_the_window, ["leader_paused", "follower_crash"]),
     _defect("ack_before_barrier", ["lease"], _ack_before_barrier, ["leader_isolated"], seed=2),
     _defect(
         "answers_before_commit", ["acknowledged"], _answers_before_commit, ["store_trouble", "leader_crash_in_commit"]

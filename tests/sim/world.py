@@ -100,7 +100,7 @@ class World:
         keep_log: bool = False,
     ) -> None:
         self.seed = seed
-        self._script = script or World.troubled
+        self._script = script or type(self).troubled
         self.shape = shape
         self.loop = SimLoop()
         self.loop.outlives.add(memory._unheard)

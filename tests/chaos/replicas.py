@@ -23,7 +23,7 @@ from controld.store.etcd_endpoint import SOCKET, parse_endpoint
 from controld.store.etcd_wire import MOVE_LEADER, STATUS, Method, Req, Res, WireError
 from tests.chaos import disk
 from tests.chaos.disk import Disk
-from tests.chaos.netns import Lab, lab
+from tests.chaos.netns import Lab, lab, run
 from tests.support_etcd import require_etcd
 from virial import Client
 from virial.cli import _authority
@@ -40,6 +40,7 @@ NODES = ("node-0", "node-1")
 API, PEER = 7700, 2380
 HANG_SECONDS = 90.0
 DISK_HOST = 3
+PREFIX = "vl"
 
 
 @dataclass
@@ -115,7 +116,22 @@ class Racks:
         return [each for each in CONTROLLERS if each != host]
 
     async def leader(self, client: Client) -> int:
-        return int((await client.get_status()).leader[1:])
+        """The host whose controller leads; 0: none."""
+        return int((await client.get_status()).leader[1:] or 0)
+
+    async def other_leader(self, former: int) -> int:
+        """Who leads in place of `former`, as the others see it. They are asked by a new connection each time, since
+        `former` may answer for ever whoever once came to it."""
+        others = [self.addresses[host - 1] for host in self.others(former)]
+
+        async def look() -> int | None:
+            with contextlib.suppress(VirialError):
+                async with Client(others, timeout_s=5) as client:
+                    found = await self.leader(client)
+                    return None if found == former else found
+            return None
+
+        return await until_found(look, lambda: f"nobody took the place of c{former}")
 
     async def etcd_leader(self) -> int:
         """The host whose member leads the others, once one does."""
@@ -165,10 +181,20 @@ class Racks:
             with contextlib.suppress(VirialError):
                 status = await client.get_status()
                 said[:] = [one for one in status.problems if any(address in one for address in self.addresses)]
-                return None if said else int(status.leader[1:])
+                return None if said else int(status.leader[1:] or 0)
             return None
 
         return await until_found(look, lambda: f"the controllers never settled: {said}")
+
+    async def joined(self, client: Client) -> None:
+        """Once every node was admitted."""
+
+        async def look() -> int | None:
+            with contextlib.suppress(VirialError):
+                return len(await client.list_nodes(brief=True)) == len(NODES) or None
+            return None
+
+        await until_found(look, lambda: "the nodes never joined")
 
     def epochs(self) -> list[str]:
         """The leadership epochs that began, by the controllers' own logs."""
@@ -204,6 +230,16 @@ class Racks:
             process.wait()
 
 
+def _remove_left() -> None:
+    """Disks and directories of runs that were killed."""
+    for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*-*"):
+        owner = path.name.removeprefix(PREFIX).partition("-")[0]
+        if owner.isdecimal() and not Path(f"/proc/{owner}").exists():
+            with contextlib.suppress(subprocess.CalledProcessError):
+                run(["umount", "--lazy", str(path / f"m{DISK_HOST}")])
+            shutil.rmtree(path, ignore_errors=True)
+
+
 async def until_found(look: Callable[[], object], never: Callable[[], str]) -> int:
     """A hang guard, not a measure."""
     for _ in range(int(HANG_SECONDS / 0.1)):
@@ -217,10 +253,11 @@ async def until_found(look: Callable[[], object], never: Callable[[], str]) -> i
 
 
 @contextlib.asynccontextmanager
-async def racks(module: str = "controld", *, agents: bool = True) -> AsyncGenerator[Racks]:
+async def racks(module: str = "controld") -> AsyncGenerator[Racks]:
     """Started and settled, at the end stopped. What was logged is printed where the test fails."""
     require_etcd()
-    base = Path(tempfile.mkdtemp(prefix="vl-"))
+    _remove_left()
+    base = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-"))
     with lab(AGENTS) as made_lab:
         member = base / f"m{DISK_HOST}"
         member.mkdir(mode=0o700)
@@ -236,10 +273,11 @@ async def racks(module: str = "controld", *, agents: bool = True) -> AsyncGenera
             for host in CONTROLLERS:
                 made.start_member(host)
                 made.start_controller(host)
-            for name in NODES if agents else ():
+            for name in NODES:
                 made.start_agent(name)
             async with Client(made.addresses, timeout_s=HANG_SECONDS) as client:
                 await made.settled(client)
+                await made.joined(client)
             yield made
         except BaseException:
             made.print_logs()

@@ -8,6 +8,7 @@ from typing import Any
 
 from controld.__main__ import main
 from controld.replica.barrier import Barrier
+from controld.replica.leader import Leader
 from controld.replica.replica import Replica
 
 
@@ -19,7 +20,11 @@ def read_at_once() -> None:
     async def watch_proof(self: Replica, leader: Any) -> None:
         del self, leader
 
+    def lose(self: Leader, error: Exception) -> None:
+        del self, error
+
     Barrier.wait = wait
+    Leader._lose = lose
     Replica._watch_proof = watch_proof
 
 

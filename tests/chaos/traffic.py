@@ -40,18 +40,23 @@ JOBS_OPEN = 4
 
 @dataclass
 class Traffic:
-    """`readers` only read, on a connection that they keep for as long as it answers; the others connect anew often."""
+    """`readers` only read, on a connection that they keep for as long as it answers; the others connect anew often.
+
+    `once`: every hold is placed once, under an owner of its own, and read at the end: no later one hides its loss.
+    """
 
     addresses: list[str]
     seed: int
     clients: int = 6
     readers: int = 2
+    once: bool = False
     pause_s: float = 0.015
     holds: Recorder[HoldCall] = field(default_factory=Recorder[HoldCall])
     jobs: Recorder[JobCall] = field(default_factory=Recorder[JobCall])
     wrong: list[str] = field(default_factory=list[str])
     answered: dict[int, int] = field(default_factory=dict[int, int])
     newest_job: int = 0
+    placed: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
     _tasks: list[asyncio.Task[None]] = field(default_factory=list[asyncio.Task[None]])
     _stopping: bool = False
 
@@ -96,7 +101,9 @@ class Traffic:
             if self._stopping:
                 return
             unique = f"w{number}-{self.answered[number]}-{turn}"
-            if rng.random() < 0.75:
+            if self.once:
+                await self._place_once(client, f"c{number}", rng.choice(NODES), unique)
+            elif rng.random() < 0.75:
                 await self._hold(client, f"c{number}", rng, unique, reads_only=reads_only)
             else:
                 await self._job(client, f"c{number}", rng, unique, reads_only=reads_only)
@@ -113,6 +120,10 @@ class Traffic:
                 await self.holds.record(name, Release(key), _release(client, node, owner))
             case _:
                 await self.holds.record(name, ReadHold(key), _read_hold(client, node, owner))
+
+    async def _place_once(self, client: Client, name: str, node: str, owner: str) -> None:
+        self.placed.append((node, owner))
+        await self.holds.record(name, Place(f"{node}/{owner}", "once"), _place(client, node, owner, "once"))
 
     async def _job(self, client: Client, name: str, rng: random.Random, unique: str, *, reads_only: bool) -> None:
         key = f"j-{max(0, self.newest_job - rng.randrange(JOBS_OPEN))}"
@@ -134,6 +145,8 @@ class Traffic:
                 for owner in range(OWNERS):
                     call = ReadHold(f"{node}/o{owner}")
                     await self.holds.record("end", call, _read_hold(client, node, f"o{owner}"))
+            for node, owner in self.placed:
+                await self.holds.record("end", ReadHold(f"{node}/{owner}"), _read_hold(client, node, owner))
             for number in range(self.newest_job + 1):
                 await self.jobs.record("end", ReadJob(f"j-{number}"), _read_job(client, f"j-{number}"))
 

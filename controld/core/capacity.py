@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from controld.core.model import Generation, Member, Node
 from controld.core.state import State
+from virialpb.ids import NODE_SLOTS_MAX
 
 WHOLE_THOUSANDTHS = 1000
 
@@ -33,6 +34,8 @@ def device_use(members: Iterable[Member]) -> Counter[str]:
 def fits(node: Node, held: tuple[Member, ...], more: tuple[Member, ...], unix_ns: int) -> str:
     """Name of the first resource of `node` that `more` would exceed beside `held`; empty when it fits."""
     everything = (*held, *more)
+    if len(everything) > NODE_SLOTS_MAX:
+        return "slots"
     if sum(m.cpu_millis for m in everything) > node.cpu_millis:
         return "cpu_millis"
     if sum(m.memory_bytes for m in everything) > node.memory_bytes:

@@ -14,25 +14,27 @@ from virialpb.reasons import Unfit
 
 @dataclass(slots=True)
 class Bench:
-    """Free CPU, memory and device shares of one node. `take` changes it; `copy` makes a trial."""
+    """Free CPU, memory, slots and device shares of one node. `take` changes it; `copy` makes a trial."""
 
     view: NodeView
     cpu_millis: int
     memory_bytes: int
+    slots: int
     free_thousandths: dict[str, int] = field(default_factory=dict[str, int])
 
     @staticmethod
     def of(view: NodeView) -> Bench:
         free = {d.device.key: d.free_thousandths for d in view.devices}
-        return Bench(view, view.cpu_free_millis, view.memory_free_bytes, free)
+        return Bench(view, view.cpu_free_millis, view.memory_free_bytes, view.slots_free, free)
 
     def copy(self) -> Bench:
-        return Bench(self.view, self.cpu_millis, self.memory_bytes, dict(self.free_thousandths))
+        return Bench(self.view, self.cpu_millis, self.memory_bytes, self.slots, dict(self.free_thousandths))
 
     def give_back(self, offer: SpareOffer) -> None:
         """Count what this job's own spare holds here as free for it."""
         self.cpu_millis += offer.cpu_millis
         self.memory_bytes += offer.memory_bytes
+        self.slots += 1
         for grant in offer.devices:
             if grant.device_key in self.free_thousandths:
                 self.free_thousandths[grant.device_key] += grant.share_thousandths
@@ -43,17 +45,20 @@ class Bench:
             return Unfit.CPU
         if self.memory_bytes < need.memory_bytes:
             return Unfit.MEMORY
+        if self.slots < 1:
+            return Unfit.SLOTS
         return Unfit.DEVICES if self._choose(need.devices) is None else None
 
     def take(self, need: Resources) -> tuple[DeviceGrant, ...] | None:
         """Take one rank's needs; None, and nothing taken, when it does not fit."""
-        if self.cpu_millis < need.cpu_millis or self.memory_bytes < need.memory_bytes:
+        if self.cpu_millis < need.cpu_millis or self.memory_bytes < need.memory_bytes or self.slots < 1:
             return None
         grants = self._choose(need.devices)
         if grants is None:
             return None
         self.cpu_millis -= need.cpu_millis
         self.memory_bytes -= need.memory_bytes
+        self.slots -= 1
         for grant in grants:
             self.free_thousandths[grant.device_key] -= grant.share_thousandths
         return grants

@@ -9,6 +9,7 @@ from typing import Protocol
 from controld.core.ids import CheckpointId, Incarnation, JobId, NodeUid
 from controld.core.model import Device, DeviceGrant
 from controld.core.spec import Constraint, GangSpec, Resources, RestartWay
+from virialpb.ids import NODE_SLOTS_MAX
 from virialpb.reasons import Unfit
 
 
@@ -35,6 +36,7 @@ class NodeView:
     devices: tuple[FreeDevice, ...]
     attributes: tuple[tuple[str, str | int | bool], ...]
     fencing_weak: bool
+    slots_free: int = NODE_SLOTS_MAX
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from controld.core.model import Liveness, Member, Node
 from controld.core.state import State
 from controld.health.view import SessionView, View
 from controld.matching.port import FreeDevice, NodeView, Snapshot
+from virialpb.ids import NODE_SLOTS_MAX
 from virialpb.reasons import Unfit
 
 
@@ -48,6 +49,7 @@ def node_view(node: Node, held: Sequence[Member], view: View, now: Now) -> NodeV
         devices=devices,
         attributes=tuple(sorted(attributes.items())),
         fencing_weak=node.fencing == "weak",
+        slots_free=max(0, NODE_SLOTS_MAX - len(held)),
     )
 
 

@@ -11,6 +11,8 @@ CheckpointId = NewType("CheckpointId", str)
 SlotId = NewType("SlotId", str)
 
 ID_LENGTH_MAX = 63
+NODE_SLOTS_MAX = 192
+"""Tasks of one node: as many as fit into one beat with the longest names of jobs, a message of at most 64 KiB."""
 _ID = re.compile(r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,64}")
 

@@ -41,6 +41,7 @@ class Unfit(StrEnum):
     CPU = "CPU"
     MEMORY = "MEMORY"
     DEVICES = "DEVICES"
+    SLOTS = "SLOTS"
     CONSTRAINT = "CONSTRAINT"
     FENCING_WEAK = "FENCING_WEAK"
     EXCLUDED = "EXCLUDED"

@@ -42,6 +42,7 @@ def node_views(draw: st.DrawFn, index: int) -> NodeView:
         devices=devices,
         attributes=(),
         fencing_weak=draw(st.booleans()),
+        slots_free=draw(st.sampled_from([0, 1, 2, 192, 192, 192])),
     )
 
 
@@ -105,17 +106,20 @@ def test_a_plan_is_all_or_nothing_and_never_takes_more_than_there_is(
     by_job = {p.job: p for p in pending}
     assert sorted([g.job for g in made.grants] + [u.job for u in made.unplaced]) == sorted(by_job)
     cpu: Counter[NodeUid] = Counter()
+    seated: Counter[NodeUid] = Counter()
     memory: Counter[NodeUid] = Counter()
     shares: Counter[tuple[NodeUid, str]] = Counter()
     for grant in made.grants:
         check_grant(grant, by_job[grant.job], nodes)
         for seat in grant.seats:
             cpu[seat.node] += seat.cpu_millis
+            seated[seat.node] += 1
             memory[seat.node] += seat.memory_bytes
             for device in seat.devices:
                 shares[seat.node, device.device_key] += device.share_thousandths
     for uid, node in nodes.items():
         assert cpu[uid] <= node.cpu_free_millis
+        assert seated[uid] <= node.slots_free
         assert memory[uid] <= node.memory_free_bytes
         for device in node.devices:
             assert shares[uid, device.device.key] <= device.free_thousandths
@@ -140,7 +144,7 @@ def rooms(node: NodeView, gang: Pending) -> int:
     if node.unfit is not None or (gang.needs_strong_fencing and node.fencing_weak):
         return 0
     need = gang.resources
-    limits = [gang.gang.ranks if gang.gang.spread == "none" else 1]
+    limits = [gang.gang.ranks if gang.gang.spread == "none" else 1, node.slots_free]
     if need.cpu_millis:
         limits.append(node.cpu_free_millis // need.cpu_millis)
     if need.memory_bytes:

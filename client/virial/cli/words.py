@@ -24,6 +24,7 @@ _UNFIT_OF_NODES: Final[Mapping[str, str]] = {
     "CPU": "without enough free CPU",
     "MEMORY": "without enough free memory",
     "DEVICES": "without the free devices asked for",
+    "SLOTS": "with as many tasks as a node takes",
     "CONSTRAINT": "not meeting the job's node_constraints",
     "FENCING_WEAK": "with weak fencing, and the job asks for strong",
     "EXCLUDED": "left out for a while: a rank could not be started there",

@@ -121,7 +121,11 @@ class SeveralFaults(Faults):
         await self._pause([self._leader()], self._rng.choice((0.5, 1.0, 3.0, 9.0, 20.0)))
 
     async def follower_paused(self) -> None:
-        await self._pause([self._follower()], self._rng.choice((0.5, 3.0, 20.0)))
+        """Sometimes so long that the history it would go on in is gone, and so is its watch."""
+        follower = self._follower()
+        if self._rng.random() < 0.5:
+            follower.member.watches.break_off()
+        await self._pause([follower], self._rng.choice((0.5, 3.0, 50.0)))
 
     async def everyone_paused(self) -> None:
         await self._pause(self._several.replicas, self._rng.choice((0.5, 3.0, 20.0)))

@@ -97,7 +97,12 @@ def _release_gone(draft: Draft, command: AdmitNode) -> None:
             draft.change_member(
                 current, replace(member, lease=LeaseState.RELEASED, exit=TaskExit(ExitReason.GUARDIAN_LOST))
             )
-            draft.tell(events.of_generation("lease.released", current, node=command.name, reason="GUARDIAN_LOST"))
+            numbers = {} if member.rank is None else {"rank": member.rank}
+            draft.tell(
+                events.of_generation(
+                    "lease.released", current, node=command.name, reason="GUARDIAN_LOST", numbers=numbers
+                )
+            )
 
 
 def _same_life(state: State, command: MarkSuspect | MarkLive | ReportInventory) -> Node | Refused:

@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -25,6 +25,8 @@ from virialpb.identity import Identity, IdentityError, parse_identity
 BACKDATE: Final = timedelta(hours=1)
 PEM_BYTES_MAX: Final = 256 << 10
 _COMMON_NAME_MAX: Final = 64
+# Those that TLS has.
+_CURVES: Final = (ec.SECP256R1, ec.SECP384R1, ec.SECP521R1)
 
 Key = ec.EllipticCurvePrivateKey
 
@@ -109,14 +111,22 @@ def requested_key(pem: bytes) -> ec.EllipticCurvePublicKey:
         raise CertificateError(f"a request of {len(pem)} bytes is too large")
     try:
         request = x509.load_pem_x509_csr(pem)
-        key, signed = request.public_key(), request.is_signature_valid
-    except (ValueError, TypeError, x509.InvalidVersion) as error:
+        key = request.public_key()
+    except (ValueError, TypeError, x509.InvalidVersion, UnsupportedAlgorithm) as error:
         raise CertificateError(f"no certificate request in PEM form: {error}") from None
-    if not signed:
+    # Before the signature is looked at: anyone may send a request, and with a key made for it that would take long.
+    if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, _CURVES):
+        raise CertificateError("the key of the request must be on the curve P-256, P-384 or P-521")
+    if not _signs_itself(request):
         raise CertificateError("the request is not signed with the key that it asks for")
-    if not isinstance(key, ec.EllipticCurvePublicKey) or key.curve.key_size < 256:
-        raise CertificateError("the key of the request must be on the curve P-256 or a larger one")
     return key
+
+
+def _signs_itself(request: x509.CertificateSigningRequest) -> bool:
+    try:
+        return request.is_signature_valid
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        return False
 
 
 def key_sha256(key: ec.EllipticCurvePublicKey) -> str:
@@ -181,7 +191,7 @@ def read_key(pem: bytes) -> Key:
     """Raises CertificateError."""
     try:
         key = serialization.load_pem_private_key(pem, password=None)
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, UnsupportedAlgorithm):
         raise CertificateError("no private key in PEM form without a password") from None
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise CertificateError("the key must be on an elliptic curve, as `virial admin certs` makes them")
@@ -210,7 +220,7 @@ def signed_by(certificate: x509.Certificate, authorities: Sequence[x509.Certific
     for authority in authorities:
         try:
             certificate.verify_directly_issued_by(authority)
-        except (InvalidSignature, ValueError, TypeError):
+        except (InvalidSignature, ValueError, TypeError, UnsupportedAlgorithm):
             continue
         return True
     return False

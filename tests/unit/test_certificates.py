@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 
 from virialpb import certificates as c
 from virialpb.identity import Identity, IdentityError, Role, make_identity, parse_identity
@@ -89,6 +93,49 @@ def test_a_request_gives_its_key_and_nothing_else() -> None:
     for bad in (b"", b"x", pem[:middle], pem[: middle - 9] + pem[middle:], b"-" * (c.PEM_BYTES_MAX + 1)):
         with pytest.raises(c.CertificateError):
             c.requested_key(bad)
+
+
+P256_ID, EC_KEY_ID = bytes.fromhex("06082a8648ce3d030107"), bytes.fromhex("06072a8648ce3d0201")
+
+
+def request_of(key: ed25519.Ed25519PrivateKey | rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey) -> bytes:
+    digest = None if isinstance(key, ed25519.Ed25519PrivateKey) else hashes.SHA256()
+    return (
+        x509.CertificateSigningRequestBuilder()
+        .subject_name(x509.Name([]))
+        .sign(key, digest)
+        .public_bytes(serialization.Encoding.PEM)
+    )
+
+
+def odd(part: bytes) -> bytes:
+    """A request in which a number that names an algorithm names none that is known."""
+    der = x509.load_pem_x509_csr(request_of(c.new_key())).public_bytes(serialization.Encoding.DER)
+    text = base64.encodebytes(der.replace(part, part[:-1] + b"\x7f"))
+    return b"-----BEGIN CERTIFICATE REQUEST-----\n" + text + b"-----END CERTIFICATE REQUEST-----\n"
+
+
+@pytest.mark.parametrize(
+    "request_pem",
+    [
+        odd(P256_ID),
+        odd(EC_KEY_ID),
+        request_of(ec.generate_private_key(ec.SECP256K1())),
+        request_of(ed25519.Ed25519PrivateKey.generate()),
+    ],
+)
+def test_a_key_that_tls_does_not_know_is_refused_in_words(request_pem: bytes) -> None:
+    with pytest.raises(c.CertificateError):
+        c.requested_key(request_pem)
+
+
+def test_the_signature_of_a_key_that_is_refused_anyway_is_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever has no certificate may send one: that of a large RSA key would hold up the controller's loop."""
+    looked: list[object] = []
+    monkeypatch.setattr(c, "_signs_itself", looked.append)
+    with pytest.raises(c.CertificateError, match="must be on the curve"):
+        c.requested_key(request_of(rsa.generate_private_key(65_537, 2_048)))
+    assert looked == []
 
 
 def test_a_key_of_another_is_no_authority() -> None:

@@ -25,17 +25,17 @@ from __future__ import annotations
 '''
 
 
-def tables() -> tuple[dict[str, dict[str, tuple[str, ...] | None]], dict[str, tuple[str, ...]]]:
+def tables() -> tuple[dict[str, dict[str, tuple[str, ...] | None]], dict[str, tuple[tuple[str, ...], ...]]]:
     """Options and arguments of each command."""
     commands = dict(_commands("", typer.main.get_command(app)))
     options: dict[str, dict[str, tuple[str, ...] | None]] = {}
-    arguments: dict[str, tuple[str, ...]] = {}
+    arguments: dict[str, tuple[tuple[str, ...], ...]] = {}
     for name, command in commands.items():
         options[name], arguments[name] = {}, ()
         for parameter in command.get_params(command.context_class(command, info_name=name)):
             choices = _choices(parameter)
             if parameter.param_type_name == "argument":
-                arguments[name] = choices
+                arguments[name] += (choices,)
             else:
                 flag = parameter.is_flag or parameter.name == "help"
                 options[name] |= dict.fromkeys(parameter.opts, None if flag else choices)
@@ -57,7 +57,8 @@ def _choices(parameter: Any) -> tuple[str, ...]:
 def generate() -> str:
     options, arguments = tables()
     text = f"{HEADER}OPTIONS: dict[str, dict[str, tuple[str, ...] | None]] = {options!r}\n"
-    text += f"# Fixed choices of a command's argument.\nARGUMENTS: dict[str, tuple[str, ...]] = {arguments!r}\n"
+    text += "# The fixed choices of each argument of a command, in their order.\n"
+    text += f"ARGUMENTS: dict[str, tuple[tuple[str, ...], ...]] = {arguments!r}\n"
     command = [sys.executable, "-m", "ruff", "format", "--quiet", "--config", str(ROOT / "pyproject.toml"), "-"]
     return subprocess.run(command, input=text, capture_output=True, text=True, check=True).stdout
 

@@ -20,7 +20,7 @@ def candidates(words: Sequence[str]) -> list[str]:
     """The words that may stand in place of the last of `words` (which may be empty)."""
     current = words[-1] if words else ""
     before = [word for word in words[:-1] if word != "="]  # bash splits --output=json into three words
-    command, option = _position(before)
+    command, option, arguments = _position(before)
     known = OPTIONS[command]
     if current == "=" and option:
         return list(known[option] or ())
@@ -31,7 +31,8 @@ def candidates(words: Sequence[str]) -> list[str]:
         return [f"{head}={value}" for value in _starting(rest, known[head] or ())]
     if current.startswith("-"):
         return _starting(current, sorted(known))
-    return _starting(current, _commands_in(command) or ARGUMENTS[command])
+    places = ARGUMENTS[command]
+    return _starting(current, _commands_in(command) or (places[arguments] if arguments < len(places) else ()))
 
 
 def _commands_in(group: str) -> list[str]:
@@ -44,10 +45,10 @@ def _commands_in(group: str) -> list[str]:
     )
 
 
-def _position(before: Sequence[str]) -> tuple[str, str]:
-    """What these words have named ("" for nothing yet, "admin certs" for a group), and the option whose value comes
-    next ("" for none)."""
-    command, option = "", ""
+def _position(before: Sequence[str]) -> tuple[str, str, int]:
+    """What these words have named ("" for nothing yet, "admin certs" for a group), the option whose value comes next
+    ("" for none), and how many arguments of the command stand there."""
+    command, option, arguments = "", "", 0
     for word in before:
         if option:
             option = ""
@@ -55,7 +56,9 @@ def _position(before: Sequence[str]) -> tuple[str, str]:
             option = word if OPTIONS[command].get(word) is not None else ""
         elif f"{command} {word}".strip() in OPTIONS:
             command = f"{command} {word}".strip()
-    return command, option
+        else:
+            arguments += 1
+    return command, option, arguments
 
 
 def _starting(prefix: str, choices: Sequence[str]) -> list[str]:

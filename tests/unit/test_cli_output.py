@@ -185,6 +185,7 @@ def test_the_job_shows_its_first_error_and_what_it_was_restored_from(
     assert "first error" in text
     assert "generation 1, rank 0 on node-0: a rank failed: exited with code 7" in text
     assert "(step 20)" in text
+    assert "(limit: 3 in 1h)" in text, "not all restarts count, so there may be more of them"
     assert r"\x1b[31mboom" in text
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from virial.cli.frame import JobArgument, Session, command
-from virial.cli.human import UNKNOWN, age, clean, cpu, moment, plural, size
+from virial.cli.human import UNKNOWN, age, clean, cpu, duration, moment, plural, size
 from virial.cli.printer import Printer, Table
 
 if TYPE_CHECKING:
@@ -78,6 +78,12 @@ def job(session: Session, job: JobArgument) -> None:
         session.printer.value(found)
 
 
+def _restarts(job: Job) -> str:
+    """Not "5 of 3": not every restart counts towards the limit (a drain does not), and those of long ago do not."""
+    limit = job.spec.restart
+    return f"{job.restarts} (limit: {limit.max} in {duration(limit.window_ns)})"
+
+
 def show(printer: Printer, job: Job) -> None:
     """One job for people."""
     from virial.cli.words import error_line, stop_words
@@ -96,7 +102,7 @@ def show(printer: Printer, job: Job) -> None:
             ("gang", f"{plural(spec.gang.ranks, 'rank')}{spares}"),
             ("each rank", f"{cpu(spec.resources.cpu_millis)} CPU, {size(spec.resources.memory_bytes)}{devices}"),
             ("generation", f"{job.generation} {current.phase}" if current is not None else "none yet"),
-            ("restarts", f"{job.restarts} of {spec.restart.max}"),
+            ("restarts", _restarts(job)),
             ("restored from", restored),
             ("stopped because", stop_words(current.stop_reason) if current is not None and current.stop_reason else ""),
             ("spares", _spares(job)),

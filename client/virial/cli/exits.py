@@ -27,9 +27,9 @@ Exit codes:
   0    done; with --wait, the job succeeded
   1    the job failed, or another error
   2    wrong usage or an invalid job specification
-  3    no such job, node or hold
+  3    no such job, node, hold or member
   4    no controller, or not the node asked for, could be reached
-  5    conflict: it already exists, or has changed meanwhile
+  5    conflict: it already exists, has changed meanwhile, or cannot be done as things are
   130  interrupted (Ctrl-C)"""
 
 

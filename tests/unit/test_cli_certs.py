@@ -36,6 +36,16 @@ def roots(path: Path) -> list[bytes]:
     return [c.pem_of(one) for one in c.read_certificates(path.read_bytes())]
 
 
+def test_a_key_of_another_directory_is_told_before_anybody_is_called(certs: Path) -> None:
+    for name in ("ann", "bob"):
+        virial(certs, "issue", "admin", name)
+    own, other = certs / "admin-ann", certs / "admin-bob"
+    words = ["--ca", str(own / "ca.pem"), "--cert", str(own / "certificate.pem"), "--key", str(other / "key.pem")]
+    done = CliRunner().invoke(app, ["jobs", "--address", "127.0.0.1:9", *words], prog_name="virial")
+    text = f"virial: {own / 'certificate.pem'} and {other / 'key.pem'} do not fit together as certificate and key\n"
+    assert (done.exit_code, done.stderr) == (2, text)
+
+
 def test_a_controller_gets_what_it_serves_with_and_what_its_member_shows(certs: Path) -> None:
     code, out, err = virial(certs, "issue", "controller", "c1", "--host", "ctl-1", "--host", "10.0.0.1")
     assert (code, err) == (0, "")

@@ -74,7 +74,26 @@ class Session:
             return None
         if bool(self.cert) != bool(self.key):
             raise CliError("--cert and --key go together: give both or neither")
+        if self.cert and self.key:
+            _fit(self.cert, self.key)
         return Tls(self.ca, self.cert or "", self.key or "")
+
+
+def _fit(certificate: str, key: str) -> None:
+    """gRPC would fill the terminal and end with nothing more than that nobody answers."""
+    import ssl
+
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_cert_chain(certificate, key, password=_no_password)
+    except ssl.SSLError as error:
+        if "MISMATCH" in (error.reason or ""):
+            raise CliError(f"{certificate} and {key} do not fit together as certificate and key") from None
+    except (OSError, ValueError):
+        pass  # told with its name by whoever reads it
+
+
+def _no_password() -> str:
+    raise ValueError("a key with a password cannot be used")  # OpenSSL would ask for it on the terminal
 
 
 Address = Annotated[

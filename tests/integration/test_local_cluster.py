@@ -136,7 +136,7 @@ def test_state_outlives_a_stop_and_a_part_whose_state_is_gone_is_not_started_aga
         assert not member.alive
 
 
-@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGHUP, signal.SIGKILL])
 def test_nothing_is_left_of_virial_up_however_it_ends(directory: Path, end: signal.Signals) -> None:
     environment = {k: v for k, v in os.environ.items() if not k.startswith("VIRIAL_")}
     runtime = directory / "runtime"
@@ -150,7 +150,8 @@ def test_nothing_is_left_of_virial_up_however_it_ends(directory: Path, end: sign
         found = json.loads(up.stdout.readline())
         assert (found["controllers"], len(found["address"].split(","))) == (3, 3)
         up.send_signal(end)
-        up.wait(HANG_SECONDS)
+        code = up.wait(HANG_SECONDS)
+    assert code == (-signal.SIGKILL if end == signal.SIGKILL else 130), "it ends what it started before it ends"
     until(lambda: not processes_of(directory), "everything ended")
 
 

@@ -62,6 +62,8 @@ def up(
     from virial.local import LocalCluster, Supervision, scratch_directory
 
     signal.signal(signal.SIGTERM, _interrupt)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # the terminal was closed; under nohup it is ignored
+        signal.signal(signal.SIGHUP, _interrupt)
     with ExitStack() as stack:
         place = Path(directory).expanduser() if directory else stack.enter_context(scratch_directory())
         cluster = LocalCluster(place, nodes=nodes, controllers=controllers)

@@ -14,6 +14,18 @@ from virialpb.version import Version
 
 EXIT_CONFIG = 2
 
+EPILOG = """\
+`controld member` runs the etcd member beside a controller; `controld backup FILE` and `controld restore FILE` copy the
+store and put it back; `controld import` takes a SQLite store into etcd. Each has a --help of its own.
+
+exit status: 0 stopped, 1 failed or lost the leadership, 2 settings, 3 address in use, 4 data directory
+
+examples:
+  controld --listen 10.0.0.1:7700 --tls-certificate certificate.pem --tls-key key.pem --tls-client-ca ca.pem
+  controld --data-dir ~/controld                               # without root, for this machine only
+  controld --config /etc/virial/controld.toml --check-config
+"""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else argv
@@ -60,9 +72,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="controld",
         description="The controller of a Virial cluster. Settings: defaults < file < VIRIAL_CONTROLD__... < flags.",
-        epilog="`controld member` runs the etcd member beside a controller; `controld backup FILE` and "
-        "`controld restore FILE` copy the store and put it back; `controld import` takes a SQLite store into etcd. "
-        "exit status: 1 failed or lost the leadership, 2 settings, 3 address in use, 4 data directory",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action=Version)
     parser.add_argument("--check-config", action="store_true", help="check the settings and exit")

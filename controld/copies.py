@@ -139,8 +139,8 @@ async def _import(source: Path, config: Config) -> str:
             kept = await asyncio.to_thread(sqlite_backup.end_import, path)
     jobs, nodes = _count(taken)
     return (
-        f"imported cluster {'' if cluster is None else cluster.uid} with {jobs} jobs and {nodes} nodes; the history "
-        f"counter is {history}. {kept} is kept, and is read by nobody"
+        f"imported cluster {'' if cluster is None else cluster.uid} with {jobs} job(s) and {nodes} node(s); the "
+        f"history counter is {history}. {kept} is kept, and is read by nobody"
     )
 
 

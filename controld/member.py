@@ -31,6 +31,16 @@ EXIT_FAILED = 1
 EXIT_CONFIG = 2
 EXIT_DATA_DIRECTORY = 4
 
+EPILOG = """\
+exit status: 0 stopped, 1 it does not come up, 2 settings or no etcd, 4 its directory or its data
+
+examples (on c1; every member is given all peers):
+  controld member --name c1 --directory /var/lib/virial/member --peer c1=http://127.0.0.1:2380
+  controld member --name c1 --directory /var/lib/virial/member \\
+      --peer c1=https://10.0.0.1:2380 --peer c2=https://10.0.0.2:2380 --peer c3=https://10.0.0.3:2380 \\
+      --peer-ca members-ca.pem --peer-certificate member.pem --peer-key member-key.pem
+"""
+
 
 def main(argv: Sequence[str]) -> int:
     options = _parser().parse_args(argv)
@@ -114,7 +124,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="controld member",
         description="Run the etcd member beside a controller; controld finds it by --store-member-dir.",
-        epilog="exit status: 1 it does not come up, 2 settings or no etcd, 4 its directory or its data",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--name", required=True, help="of this member; one of the peers")
     parser.add_argument("--directory", required=True, metavar="DIR", help="made with mode 0700")
@@ -130,7 +141,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--peer-ca", metavar="FILE", help="PEM: who signed the peers' certificates")
     parser.add_argument("--peer-certificate", metavar="FILE")
     parser.add_argument("--peer-key", metavar="FILE")
-    parser.add_argument("--log-format", choices=("auto", "json", "console"), default="auto")
+    parser.add_argument("--log-format", choices=("auto", "json", "text", "console"), default="auto")
     parser.add_argument("--print-config", action="store_true", help="print etcd's configuration file and exit")
     return parser
 

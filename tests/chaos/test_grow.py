@@ -80,7 +80,7 @@ def test_one_grows_to_three_and_the_gang_goes_on() -> None:
         made.controller.process.wait(HANG_SECONDS)
         taken = run(*take, "--member-dir", str(directories[0]))
         assert taken.returncode == 0, taken.stderr
-        assert "with 1 jobs and 2 nodes" in taken.stdout
+        assert "with 1 job(s) and 2 node(s)" in taken.stdout
         again = run(*take, "--member-dir", str(directories[1]))
         assert again.returncode == 1
         assert "there is no SQLite store" in again.stderr

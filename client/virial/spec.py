@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
@@ -42,12 +42,26 @@ SPEC_BYTES_MAX = 1 << 20
 
 
 class SpecError(StrictError):
-    """A job specification with mistakes; `errors` holds all of them. Of a file, the text names file and line too."""
+    """A job specification with mistakes; `errors` holds all of them. Of a file, the text names file and line too, but
+    for a field that was `replaced`: what stands in the file is not what is wrong."""
 
-    def __init__(self, errors: tuple[FieldError, ...], document: YamlDocument | None = None) -> None:
+    def __init__(
+        self, errors: tuple[FieldError, ...], document: YamlDocument | None = None, replaced: Collection[str] = ()
+    ) -> None:
         super().__init__(errors)
         if document is not None:
-            self.args = ("\n".join(document.describe(error) for error in errors),)
+            texts = (
+                f"{document.source_name} with {field} replaced: {error}"
+                if (field := _field_of(error.path, replaced))
+                else document.describe(error)
+                for error in errors
+            )
+            self.args = ("\n".join(texts),)
+
+
+def _field_of(path: str, replaced: Collection[str]) -> str:
+    """Which of the replaced fields this is, or is part of; "" for none."""
+    return next((field for field in replaced if path == field or path.startswith((f"{field}.", f"{field}["))), "")
 
 
 def load_spec(path: str | Path, overrides: Mapping[str, object] | None = None) -> JobSpec:
@@ -67,7 +81,7 @@ def read_spec(content: bytes, source_name: str, overrides: Mapping[str, object] 
     try:
         spec = parse_spec(apply_overrides(document.value, overrides or {}))
     except SpecError as error:
-        raise SpecError(error.errors, document) from None
+        raise SpecError(error.errors, document, overrides or ()) from None
     directory = Path.cwd() / spec.task.working_directory
     return replace(spec, task=replace(spec.task, working_directory=str(directory.resolve())))
 

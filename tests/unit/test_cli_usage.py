@@ -110,6 +110,16 @@ def test_an_invalid_spec_is_told_with_file_and_line_and_exit_code_2(tmp_path: Pa
     assert (code, err) == (2, f"virial: {file}:4: gang.rank: unknown field: did you mean 'ranks'?\n")
 
 
+def test_what_is_wrong_with_a_replaced_field_is_not_told_of_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text("name: a\nresources: {cpu: 1, memory: 1GiB}\ntask: {command: [x]}\ngang: {ranks: 2}\n")
+    code, _, err = invoke("submit", str(file), "--set", "gang.ranks=many", "--set", "gang.spare=1", env={**NOWHERE})
+    assert code == ExitCode.USAGE
+    assert f"{file} with gang.ranks replaced: gang.ranks: " in err
+    assert f"{file} with gang.spare replaced: gang.spare: unknown field: did you mean 'spares'?" in err
+    assert f"{file}:4" not in err
+
+
 def test_a_cluster_that_is_not_there_is_exit_code_4_and_says_where() -> None:
     code, out, err = invoke("jobs", "--timeout", "0.2", env={**NOWHERE})
     assert (code, out) == (ExitCode.UNREACHABLE, "")

@@ -1,7 +1,7 @@
 """The care for the members of the store: learners get their vote, space is won back.
 
 It is done by whoever leads. A store without space takes no takeover either: while nobody leads, it is done by the
-controller beside the member that leads, of which there is one.
+controller beside the member that leads, of which there is one, or else beside the first of those that answer.
 
 What is done is decided in `controld.store.members.plan`; here it is done, one step after the other, each after a new
 look at all of them.
@@ -100,8 +100,10 @@ class Care:
     def _mine(self, picture: Picture) -> bool:
         if self._office.leads or any(controller.role is Role.LEADS for controller in picture.controllers):
             return self._office.leads
-        leading = next((m for m in picture.members if m.look is not None and m.look.id == m.look.leader_id), None)
-        return leading is not None and leading.controller == self._address
+        able = [m for m in picture.members if m.in_step and not m.listed.learner]
+        # The one that leads has no controller that answers: then the first of those that have.
+        chosen = min(able, key=lambda m: (m.look is None or m.look.id != m.look.leader_id, m.listed.id), default=None)
+        return chosen is not None and chosen.controller == self._address
 
     async def _take(self, step: Step) -> None:
         match step:

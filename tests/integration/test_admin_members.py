@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
@@ -96,7 +97,7 @@ async def test_without_a_majority_nothing_is_removed_and_every_controller_says_s
         assert {m.name for m in found.members} == set(listed), "as the member has them, without asking the others"
         status, said = await run("virial.cli", "status", "--address", last.config.listen, "--timeout", "2")
         assert status == 4
-        assert "the store has no majority: 1 of its 3 members answer" in said, said
+        assert re.search(r"the store has no majority: [01] of its 3 members answer", said), said
         assert f"controller {first.config.listen} does not answer" in said
 
 

@@ -8,6 +8,7 @@ import signal
 
 import pytest
 
+from controld.store import member_config
 from controld.store.port import StorageFullError
 from tests import support_etcd
 from tests.support_rack import HANG_SECONDS, Post, Rack, rack
@@ -15,6 +16,11 @@ from tests.support_store import KIB, put
 from virial import Client
 
 QUOTA_BYTES = 4 << 20
+
+
+def quota_bytes(size_bytes_max: int) -> int:
+    del size_bytes_max
+    return QUOTA_BYTES
 
 
 async def fill(post: Post) -> None:
@@ -47,8 +53,12 @@ def defragmented(made: Rack) -> list[str]:
     return [line["member"] for line in lines if line["event"] == "member.defragmented"]
 
 
-async def test_space_is_won_back_once_every_member_is_in_step_also_when_nobody_leads() -> None:
-    async with rack(extra={"quota-backend-bytes": QUOTA_BYTES}) as made:
+async def test_space_is_won_back_once_every_member_is_in_step_also_when_nobody_leads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Of members and controllers alike: what sets the alarm off is what it is taken off by.
+    monkeypatch.setattr(member_config, "quota_bytes", quota_bytes)
+    async with rack() as made:
         leader = await made.settled()
         stopped, other = made.followers()
         async with made.client() as client, made.client(other) as looking:

@@ -12,6 +12,7 @@ from typing import Final
 import grpc.aio
 
 from controld.service.address import AddressError, check_address
+from controld.service.connections import HANDSHAKE, at_most
 from controld.service.gate import JoinGate
 from controld.service.interceptor import CallInterceptor
 from controld.service.join import JoinServicer, Registrar
@@ -22,7 +23,10 @@ from virialpb.v1 import join_pb2_grpc
 
 # Anyone may connect: little is taken from each, and from all together.
 CALLS_MAX: Final = 64
+CONNECTIONS_MAX: Final = 128
 OPTIONS: Final[tuple[tuple[str, int], ...]] = (
+    HANDSHAKE,
+    at_most(CONNECTIONS_MAX),
     ("grpc.max_receive_message_length", 64 << 10),
     ("grpc.max_concurrent_streams", 4),
     ("grpc.max_connection_age_ms", 60_000),

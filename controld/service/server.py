@@ -14,6 +14,7 @@ from controld.service.address import AddressError, check_address
 from controld.service.admin import AdminServicer
 from controld.service.backend import Backend
 from controld.service.cluster import ClusterServicer
+from controld.service.connections import HANDSHAKE, at_most, connections_max
 from controld.service.gate import Gate
 from controld.service.interceptor import CallInterceptor
 from controld.service.job import JobServicer
@@ -62,6 +63,7 @@ METHODS = frozenset(
 RECEIVE_BYTES_MAX = 4 << 20
 SEND_BYTES_MAX = 16 << 20
 OPTIONS: tuple[tuple[str, int], ...] = (
+    HANDSHAKE,
     ("grpc.max_receive_message_length", RECEIVE_BYTES_MAX),
     ("grpc.max_send_message_length", SEND_BYTES_MAX),
     ("grpc.max_concurrent_streams", 1_024),
@@ -102,7 +104,7 @@ class ApiServer:
 
         interceptor = CallInterceptor(log=log, metrics=metrics, make_id=make_id, revision=revision, gate=gate)
         self._metrics = metrics
-        self._server = grpc.aio.server(interceptors=[interceptor], options=OPTIONS)
+        self._server = grpc.aio.server(interceptors=[interceptor], options=(*OPTIONS, at_most(connections_max())))
         routes = LogRoutes()
         job_pb2_grpc.add_JobServiceServicer_to_server(JobServicer(backend, routes), self._server)
         cluster_pb2_grpc.add_ClusterServiceServicer_to_server(ClusterServicer(backend, registrar), self._server)

@@ -83,6 +83,8 @@ def new_issuer(authority: Authority, name: str, now: datetime, days: int) -> Aut
     """One that a root lends its right to sign to, such as a controller that admits nodes."""
     key = new_key()
     builder = _begin(name, key.public_key(), now, _at_most(authority, now, days))
+    # It lies on every controller: whoever takes it from one must not pass for a controller to nodes and people.
+    builder = builder.add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH]), critical=False)
     certificate = _sign(authority, _as_authority(builder, path_length=0))
     return Authority(certificate, key, chain=pem_of(certificate) + authority.chain)
 

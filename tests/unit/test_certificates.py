@@ -9,6 +9,7 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
+from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from virialpb import certificates as c
 from virialpb.identity import Identity, IdentityError, Role, make_identity, parse_identity
@@ -83,6 +84,13 @@ def test_who_signed_it_itself_is_told_from_who_lent_the_right() -> None:
     assert c.signed_by(lent[0], [issuer.certificate])
     read = c.load_authority(issuer.chain, c.key_pem(issuer.key))
     assert c.read_certificates(c.issue(read, key, "n", NOW, 1))[1:] == lent[1:]
+
+
+def test_what_an_issuer_signs_serves_nobody() -> None:
+    """An issuer lies on every controller; with a server's certificate of it one could pass for another controller."""
+    issuer = c.new_issuer(c.new_authority("a", NOW, 100), "join", NOW, 50)
+    usage = issuer.certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+    assert list(usage) == [ExtendedKeyUsageOID.CLIENT_AUTH]
 
 
 def test_a_request_gives_its_key_and_nothing_else() -> None:

@@ -14,7 +14,7 @@ from controld.service.backend import Backend, Context
 from controld.service.convert import admin as convert
 from controld.service.convert import messages as m
 from controld.service.failures import CallError
-from controld.service.store_problems import controllers_in_words, in_words
+from controld.service.store_problems import controllers_in_words, in_words, memberless_in_words
 from virialpb.errors import details_for
 from virialpb.reasons import Reason
 from virialpb.v1 import admin_pb2_grpc
@@ -36,7 +36,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         self, request: m.ListControllersRequest, context: Context
     ) -> m.ListControllersResponse:
         picture = await self._admin.survey.take()
-        problems = controllers_in_words(picture.controllers) + in_words(picture.findings)
+        problems = controllers_in_words(picture.controllers) + memberless_in_words(picture) + in_words(picture.findings)
         return convert.picture_to_proto(picture, problems, self._backend.store_kind)
 
     async def AddMember(self, request: m.AddMemberRequest, context: Context) -> m.ChangeMembersResponse:  # noqa: N802

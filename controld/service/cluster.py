@@ -22,7 +22,7 @@ from controld.service.failures import invalid_field, not_found, removal_refused
 from controld.service.feeds import NodeFeed, shown_nodes
 from controld.service.join import Registrar
 from controld.service.problems import problems, problems_of_replicas
-from controld.service.store_problems import in_words, silent_in_words
+from controld.service.store_problems import in_words, memberless_in_words, silent_in_words
 from controld.service.watching import watch
 from controld.store.port import CompactedError
 from virialpb.v1 import cluster_pb2_grpc
@@ -135,7 +135,7 @@ class ClusterServicer(cluster_pb2_grpc.ClusterServiceServicer):
         told = replica.unheard if replica is not None and replica.leads else ()
         silent = silent_in_words(seen for seen in picture.controllers if seen.address not in told)
         beneath = () if admin is None else await admin.store_problems()
-        return [*found, *silent, *in_words(picture.findings), *beneath]
+        return [*found, *silent, *memberless_in_words(picture), *in_words(picture.findings), *beneath]
 
     async def ListEvents(self, request: m.ListEventsRequest, context: Context) -> m.ListEventsResponse:  # noqa: N802
         about = self._about(request.job, request.node)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from controld.replica.survey import ControllerSeen, Role
+from controld.replica.survey import ControllerSeen, Picture, Role
 from controld.store.members import Ailment, Finding
 from virialpb.units import format_bytes
 
@@ -35,6 +35,22 @@ def silent_in_words(controllers: Iterable[ControllerSeen]) -> list[str]:
         f"controller {controller.address} does not answer: see whether controld runs there"
         for controller in controllers
         if controller.role is Role.SILENT
+    ]
+
+
+def memberless_in_words(picture: Picture) -> list[str]:
+    """A controller whose member was removed still answers, and shows a copy that grows old. One whose member is down is
+    not told of here: the member is."""
+    silent_members = sum(1 for member in picture.members if member.listed.name and member.look is None)
+    silent = sum(1 for controller in picture.controllers if controller.told is None)
+    without = [c for c in picture.controllers if c.told is not None and c.told.member is None]
+    if not picture.members or len(without) + silent <= silent_members:
+        return []
+    return [
+        f"controller {controller.told.identity} ({controller.address}) has no store member beside it, so it gets "
+        "no news and cannot lead: add one there (`virial admin members add`), or stop it and take it out of peers"
+        for controller in without
+        if controller.told is not None
     ]
 
 

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from controld.service.store_problems import in_words
+from controld.replica.survey import ControllerSeen, Picture, Role, Told
+from controld.service.store_problems import in_words, memberless_in_words
 from controld.store import members
 from controld.store.members import (
     LAG_ENTRIES_MAX,
@@ -175,3 +176,29 @@ def test_the_plan_catches_its_defects(
     with pytest.raises(AssertionError):
         scenario()
     assert defect
+
+
+def told(member: Seen | None, *, silent: bool = False) -> ControllerSeen:
+    name = "c9" if member is None else f"c{member.listed.id}"
+    look = None if member is None else member.look
+    return ControllerSeen(f"{name}:7700", None if silent else Told(name, Role.FOLLOWS, "0.1.0", look))
+
+
+@pytest.mark.parametrize(
+    ("members_", "controllers", "alone"),
+    [
+        (three(), [told(one) for one in three()], 0),
+        (three(silent=True), [told(one) for one in three(silent=True)], 0),  # the member is told of
+        (three(silent=True), [told(one, silent=one.look is None) for one in three(silent=True)], 0),
+        (three()[:2], [told(None), *map(told, three()[:2])], 1),  # the third was removed
+        ((*three()[:2], Seen(Listed(3, "", "https://h3:2380"))), [told(None), *map(told, three()[:2])], 1),  # and added
+        (three(silent=True), [told(None), *(told(one, silent=one.look is None) for one in three(silent=True))], 1),
+        ((), [told(None)], 0),  # a store whose members are not ours
+    ],
+)
+def test_a_controller_whose_member_was_removed_is_told_of(
+    members_: tuple[Seen, ...], controllers: list[ControllerSeen], alone: int
+) -> None:
+    problems = memberless_in_words(Picture(tuple(controllers), members_))
+    assert len(problems) == alone
+    assert all("controller c9 (c9:7700) has no member" in problem for problem in problems)

@@ -140,9 +140,13 @@ async def put(wire: GrpcWire) -> None:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(RECOVERED_SECONDS_MAX):
-        while not condition():  # noqa: ASYNC110 - what the writers do
-            await asyncio.sleep(0.01)
+    """Raises StuckError."""
+    try:
+        async with asyncio.timeout(RECOVERED_SECONDS_MAX):
+            while not condition():
+                await asyncio.sleep(0.01)
+    except TimeoutError:
+        raise StuckError(f"too little was acknowledged in {RECOVERED_SECONDS_MAX:g} s") from None
 
 
 async def measure(made: Rack, kills: int, *, quiet: bool) -> dict[str, object]:

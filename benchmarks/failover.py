@@ -143,7 +143,7 @@ async def until(condition: Callable[[], bool]) -> None:
     """Raises StuckError."""
     try:
         async with asyncio.timeout(RECOVERED_SECONDS_MAX):
-            while not condition():
+            while not condition():  # noqa: ASYNC110 - what the writers do
                 await asyncio.sleep(0.01)
     except TimeoutError:
         raise StuckError(f"too little was acknowledged in {RECOVERED_SECONDS_MAX:g} s") from None

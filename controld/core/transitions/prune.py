@@ -16,6 +16,7 @@ from controld.core.state import State
 
 # One prune is one commit: it stays well under the limits of a store transaction; the next tick goes on.
 DELETES_MAX = 256
+YOUNG_MAX = 1_000
 # The newest of a job, so that a late report of a former generation still meets its record.
 GENERATIONS_KEPT = 8
 
@@ -44,9 +45,8 @@ def prune(state: State, command: Prune) -> Outcome:
 
 def _doomed(state: State, command: Prune) -> Iterator[tuple[str, ...]]:
     """Keys to delete, in groups that go together: half of an ended job would be a broken state."""
-    for key, requests in state.request_packs.items():
-        if all(request.time_unix_ns < command.requests_before_unix_ns for request in requests):
-            yield (key,)
+    for key in _old_requests(state, command.requests_before_unix_ns):
+        yield (key,)
     for key in _old_events(state, command.events_max):
         yield (key,)
     evicted = _evicted(state, command.ended_jobs_max)
@@ -84,6 +84,20 @@ def _on_nodes(state: State, checkpoint: Checkpoint) -> bool:
     return checkpoint.tier is Tier.LOCAL and any(
         state.nodes[uid].liveness is not Liveness.EXPIRED for uid in holders(state, checkpoint)
     )
+
+
+def _old_requests(state: State, before_unix_ns: int) -> Iterator[str]:
+    """Keys of requests of long ago, of each commit all or none.
+
+    They lie in the order they came in, so the young ones need not all be looked at: a day of them is millions. Some
+    are, or one that was made while the wall clock was wrong would keep all that came after it.
+    """
+    young = 0
+    for key, requests in state.request_packs.items():
+        if all(request.time_unix_ns < before_unix_ns for request in requests):
+            yield key
+        elif (young := young + 1) > YOUNG_MAX:
+            return
 
 
 def _old_events(state: State, events_max: int) -> Iterator[str]:

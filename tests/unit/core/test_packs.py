@@ -10,6 +10,7 @@ from controld.core.model import Cluster, Event, EventPack, Request, RequestPack
 from controld.core.outcome import Transition
 from controld.core.state import Change, State
 from controld.core.transitions import decide
+from controld.core.transitions import prune as pruning
 from controld.core.transitions.prune import DELETES_MAX, events_overdue
 
 NOW = Now(1, 1_000)
@@ -72,6 +73,18 @@ def test_old_requests_go_when_the_last_of_their_commit_is_old() -> None:
     kept.apply((Change.put(mixed),), 9)
     assert pruned(kept, requests_before=25) == [keys.request_pack(1), keys.request_pack(2)]
     assert set(kept.requests) == {"d", "e"}
+
+
+def test_not_every_young_request_is_looked_at_and_a_wrong_clock_keeps_no_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pruning, "YOUNG_MAX", 3)
+    future = [requests(number, f"f{number}", at=10_000) for number in range(1, 4)]
+    old = [requests(number, f"o{number}", at=10) for number in range(4, 6)]
+    young = [requests(number, f"y{number}", at=100) for number in range(6, 12)]
+    kept = state(*future, *old, *young, requests(12, "last", at=10))
+    assert pruned(kept, requests_before=50) == [keys.request_pack(4), keys.request_pack(5)]
+    assert "last" in kept.requests, "it would be reached when those before it have gone"
 
 
 def test_a_request_id_that_is_used_again_outlives_its_first_use() -> None:

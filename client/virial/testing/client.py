@@ -34,6 +34,7 @@ from virial.models import (
     JobChange,
     JobSpec,
     JobState,
+    JoinToken,
     LogChunk,
     MembersChange,
     Node,
@@ -215,6 +216,9 @@ class FakeClient(SyncClient):
 
     def backup(self) -> Iterator[bytes]:
         raise _no_members()
+
+    def create_join_token(self, node: str, *, ttl_ms: int = 3_600_000, secret: str = "") -> JoinToken:
+        raise error_for(details_for(Reason.NOT_NOW, detail="nodes of a fake cluster join without certificates"))
 
     def get_status(self) -> Status:
         state = self._world.state

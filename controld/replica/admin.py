@@ -78,6 +78,7 @@ class Admin:
     async def remove(self, member: str) -> Changed:
         """By its name, its id or its URL. Raises MembersRefusedError, StoreError."""
         async with self._changing:
+            self._ours()
             picture = await self.survey.take()
             found = _named(member, picture.members)
             if found is None:

@@ -145,6 +145,18 @@ async def test_five_survive_two_and_one_is_replaced_at_a_time() -> None:
     assert (again.added, etcd.removed) == (changed.added, [5]), "the same again changes nothing"
 
 
+async def test_a_store_without_members_of_ours_has_none_to_change() -> None:
+    survey = Survey(
+        place=Place("c1", "h1:7700", ()), me=lambda: Told("c1", Role.LEADS, "0.1.0"), colleagues=None, members=None
+    )
+    store = MemoryStore(MemoryDisk())
+    admin = Admin(store=store, survey=survey, replica=None, members=None, scratch=Path(), log=silent)
+    with pytest.raises(MembersRefusedError, match="no members that these controllers run"):
+        await admin.remove("c4")
+    with pytest.raises(MembersRefusedError, match="no members that these controllers run"):
+        await admin.add("c4", URL.format(4))
+
+
 async def test_names_and_urls_are_each_for_one_member() -> None:
     admin, _ = made(3)
     with pytest.raises(MembersRefusedError, match="c2 is a member already"):

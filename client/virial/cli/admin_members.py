@@ -83,13 +83,14 @@ def add(session: Session, name: NameArgument, url: UrlArgument, wait: Wait = Tru
         _added(session.printer, client, change, name, wait=wait)
 
 
-@command("remove", "virial admin members remove c4", to=members)
+@command("remove", "virial admin members remove c4", "virial admin members remove https://10.0.0.4:2380", to=members)
 def remove(
-    session: Session, member: Annotated[str, typer.Argument(metavar="MEMBER", help="Its name, or its id.")]
+    session: Session, member: Annotated[str, typer.Argument(metavar="MEMBER", help="Its name, its id or its URL.")]
 ) -> None:
     """Remove a member for good: it cannot come back with the data it has.
 
-    Refused where the members that are left would have no majority in step.
+    One that was added and has not started has no name yet: give its URL. Refused where the members that are left would
+    have no majority in step.
     """
     with session.client(CHANGE_TIMEOUT_S) as client:
         change = client.remove_member(member)

@@ -215,16 +215,7 @@ OPTIONS: dict[str, dict[str, tuple[str, ...] | None]] = {
         "--timeout": (),
         "--help": None,
     },
-    "completion": {
-        "--output": ("table", "json", "yaml"),
-        "-o": ("table", "json", "yaml"),
-        "--address": (),
-        "--ca": (),
-        "--cert": (),
-        "--key": (),
-        "--timeout": (),
-        "--help": None,
-    },
+    "completion": {"--output": ("table", "json", "yaml"), "-o": ("table", "json", "yaml"), "--help": None},
     "admin": {"--help": None},
     "admin move-leader": {
         "--output": ("table", "json", "yaml"),

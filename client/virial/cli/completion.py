@@ -56,6 +56,7 @@ complete -c virial -f -a '(__virial)'
     'eval "$(virial completion bash)"                         # in ~/.bashrc',
     'eval "$(virial completion zsh)"                          # in ~/.zshrc, after compinit',
     "virial completion fish > ~/.config/fish/completions/virial.fish",
+    connects=False,
 )
 def completion(session: Session, shell: Annotated[Shell, typer.Argument(help="Which shell.")]) -> None:
     """Print a script that completes commands at TAB."""

@@ -16,6 +16,7 @@ from virialpb.reasons import Reason
 
 FromOutside = SubmitJob | CancelJob | PlaceHold | ReleaseHold | DrainNode | RemoveNode
 _Shape = tuple[tuple[str, object], ...]
+_PLAIN = frozenset({str, int, bool, type(None)})
 
 
 def fingerprint(command: FromOutside) -> str:
@@ -37,7 +38,7 @@ def _canonical(value: object) -> str:
 def _told(value: object, shape: _Shape, but: str = "") -> str:
     return ",".join(
         [
-            f"{name}={_canonical(content)}"
+            f"{name}={content!r}" if type(content) in _PLAIN else f"{name}={_canonical(content)}"
             for name, default in shape
             if name != but and (content := getattr(value, name)) != default
         ]

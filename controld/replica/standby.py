@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable
 from contextlib import aclosing
 
-from controld.core.state import Change, State
+from controld.core.state import State
 from controld.replica.clock import Clock
 from controld.replica.hub import CommittedBatch, WatchHub, told
 from controld.replica.observe import Log, LogName
@@ -115,9 +115,7 @@ class Standby:
             state.apply((), item.revision)
             self._see(item.incumbent)
         else:
-            changes = tuple(
-                Change(c.key, None if c.value is None else codec.decode(c.key, c.value)) for c in item.changes
-            )
+            changes = tuple(map(codec.decode_change, item.changes))
             state.apply(changes, item.revision)
             self._sightings.committed(changes, item.revision, self._clock.boottime_ns())
             assert self.hub is not None

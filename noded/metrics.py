@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Final
+from socketserver import ThreadingMixIn
+from typing import TYPE_CHECKING, Any, Final, cast
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
-from prometheus_client import CollectorRegistry, start_http_server
+import prometheus_client
+from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
@@ -17,6 +23,9 @@ if TYPE_CHECKING:
     from prometheus_client import Metric
 
 NS_PER_SECOND: Final = 1_000_000_000
+# Every task of the host reaches the address: who connects and says nothing must not take the agent's threads and files.
+CONNECTIONS_MAX: Final = 8
+REQUEST_SECONDS: Final = 5.0
 
 
 class NodeMetrics(Collector):
@@ -58,8 +67,55 @@ def serve_metrics(metrics: NodeMetrics, host: str, port: int) -> int:
     """Serve in a daemon thread; returns the port. Raises OSError."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(metrics)
-    server, _ = start_http_server(port, host, registry)
+    family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+    server = (_Server6 if family is socket.AF_INET6 else _Server)((host, port), _Handler)
+    app: Any = cast("Any", prometheus_client).make_wsgi_app(registry)  # its type is only partly known
+    server.set_app(app)
+    threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()
     return server.server_port
+
+
+class _Handler(WSGIRequestHandler):
+    timeout = REQUEST_SECONDS
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the name is the library's
+        """Scrapes are not logged."""
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    """Hangs up at once on more than `CONNECTIONS_MAX` at a time, and after a while on who says nothing."""
+
+    daemon_threads = True
+    request_queue_size = 64
+
+    def __init__(self, address: tuple[str, int], handler: type[_Handler]) -> None:
+        self._free = threading.BoundedSemaphore(CONNECTIONS_MAX)
+        super().__init__(address, handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if not self._free.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except BaseException:
+            self._free.release()
+            raise
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Who hangs up, or is hung up on, is nothing to tell."""
+        with contextlib.suppress(OSError):
+            self.shutdown_request(request)
+
+
+class _Server6(_Server):
+    address_family = socket.AF_INET6
 
 
 def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:

@@ -61,8 +61,15 @@ async def test_silent_connections_where_nodes_join_are_few_and_short(tmp_path: P
 
 def test_files_are_left_for_the_controller_itself(monkeypatch: Patch) -> None:
     limits = [(1_024, 4_096)]
-    monkeypatch.setattr(resource, "getrlimit", lambda _: limits[-1])
-    monkeypatch.setattr(resource, "setrlimit", lambda _, new: limits.append(new))
+
+    def limit(_: int) -> tuple[int, int]:
+        return limits[-1]
+
+    def set_limit(_: int, new: tuple[int, int]) -> None:
+        limits.append(new)
+
+    monkeypatch.setattr(resource, "getrlimit", limit)
+    monkeypatch.setattr(resource, "setrlimit", set_limit)
     assert connections.connections_max() == 4_096 - connections.FILES_KEPT
     assert limits[-1] == (4_096, 4_096)
     limits.append((100, 100))

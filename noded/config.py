@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from virialpb.addresses import is_loopback, parse_address
+from virialpb.identity import NODE_NAME
 from virialpb.layered import ConfigError, Loaded, load
 from virialpb.units import format_bytes, format_cpu_millis
 
@@ -24,7 +25,6 @@ PORT: Final = 7700
 JOIN_PORT: Final = 7702
 OFF: Final = "off"
 _SECOND_NS: Final = 1_000_000_000
-_NAME: Final = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?")
 _UNIX_PATH_BYTES_MAX: Final = 107
 # What the guardian adds to the runtime directory: "/t/" + 16 hex digits + ".sock".
 _LONGEST_SOCKET: Final = "/t/0123456789abcdef.sock"
@@ -86,7 +86,7 @@ def load_config(
 
 def _problems(config: NodedConfig) -> list[str]:
     errors: list[str] = []
-    if config.name and not _NAME.fullmatch(config.name):
+    if config.name and not NODE_NAME.fullmatch(config.name):
         errors.append(
             f"name: '{config.name[:60]}' is not a node's name: at most 253 lower-case letters, digits, '.' and '-',"
             " a letter or digit first and last"

@@ -14,6 +14,7 @@ from typing import Final
 SCHEME: Final = "spiffe://"
 # A SPIFFE ID may have 2,048 bytes, a segment of its path letters, digits and these three; nodes have host names.
 _CLUSTER: Final = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,61}[a-z0-9])?")
+NODE_NAME: Final = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?")
 _NAME: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
 
 
@@ -49,6 +50,11 @@ def make_identity(cluster: str, role: Role, name: str) -> Identity:
     if not _NAME.fullmatch(name):
         raise IdentityError(
             f"the name '{name[:80]}' must be 1 to 253 letters, digits, '.', '_' and '-', first and last no sign"
+        )
+    if role is Role.NODE and not NODE_NAME.fullmatch(name):
+        raise IdentityError(
+            f"the name '{name[:80]}' is not a node's: at most 253 lower-case letters, digits, '.' and '-', a letter or "
+            "digit first and last; noded takes no other"
         )
     return Identity(cluster, role, name)
 

@@ -20,8 +20,9 @@ NODE = make_identity("rack-7", Role.NODE, "node-1")
 
 @pytest.mark.parametrize("role", Role)
 def test_an_identity_reads_as_it_was_written(role: Role) -> None:
-    identity = make_identity("rack-7", role, "a.b_c-1")
-    assert identity.uri == f"spiffe://rack-7/{role.value}/a.b_c-1"
+    name = "a.b-1" if role is Role.NODE else "a.b_C-1"
+    identity = make_identity("rack-7", role, name)
+    assert identity.uri == f"spiffe://rack-7/{role.value}/{name}"
     assert parse_identity(identity.uri) == identity
 
 
@@ -48,6 +49,13 @@ def test_an_identity_reads_as_it_was_written(role: Role) -> None:
 def test_what_is_almost_an_identity_is_none(uri: str) -> None:
     with pytest.raises(IdentityError):
         parse_identity(uri)
+
+
+@pytest.mark.parametrize("name", ["Node-1", "node_1", "NODE"])
+def test_a_node_gets_no_certificate_under_a_name_that_it_cannot_join_by(name: str) -> None:
+    with pytest.raises(IdentityError, match="is not a node's"):
+        make_identity("rack-7", Role.NODE, name)
+    assert make_identity("rack-7", Role.USER, name).name == name
 
 
 def certificate(identity: Identity | None = NODE, days: int = 30) -> c.Facts:

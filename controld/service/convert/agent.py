@@ -24,6 +24,7 @@ from controld.service.convert.common import (
 from controld.service.convert.inventory import samples_from_proto
 from controld.service.convert.spec import checkpoint_spec_to_proto, task_to_proto
 from controld.service.failures import invalid_field
+from virialpb.identity import NODE_NAME
 from virialpb.reasons import ExitReason, PrepareFailure
 from virialpb.v1 import job_pb2, node_pb2
 
@@ -34,7 +35,6 @@ LABEL_LENGTH_MAX = 253
 _DETAIL_LENGTH_MAX = 1_024
 _INT64_MAX = 2**63 - 1
 _PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-_NODE_NAME = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?")
 _ADDRESS = re.compile(r"[A-Za-z0-9._:%-]{1,253}")
 _FENCINGS = ("pidns+cgroup", "pidns", "weak")
 
@@ -54,7 +54,7 @@ def incarnation_from(message: node_pb2.BulkHello | node_pb2.Hello) -> Incarnatio
 def hello_from_proto(message: node_pb2.Hello) -> agent.Hello:
     """Raises CallError for a malformed one. Slots may stand in the hello or in its beat."""
     incarnation = incarnation_from(message)
-    if not _NODE_NAME.fullmatch(message.name):
+    if not NODE_NAME.fullmatch(message.name):
         raise invalid_field(
             "hello.name", f"'{message.name[:60]}' is not a node's name: lower-case letters, digits, '.' and '-'"
         )

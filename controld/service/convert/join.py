@@ -9,9 +9,9 @@ from typing import Final
 from controld.core.commands import CreateJoinToken, UseJoinToken
 from controld.core.model import JoinToken
 from controld.service.failures import invalid_field
+from virialpb.identity import NODE_NAME
 from virialpb.v1 import join_pb2
 
-_NODE_NAME: Final = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?")
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 SECRET_LENGTH_MAX: Final = 256
 REQUEST_BYTES_MAX: Final = 16 << 10
@@ -54,6 +54,6 @@ def certificate_to_proto(certificate: bytes, ca: bytes) -> join_pb2.CertificateR
 
 
 def _node(name: str) -> str:
-    if not _NODE_NAME.fullmatch(name):
+    if not NODE_NAME.fullmatch(name):
         raise invalid_field("node", f"'{name[:60]}' is not a node's name: lower-case letters, digits, '.' and '-'")
     return name

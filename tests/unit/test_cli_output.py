@@ -140,6 +140,21 @@ def test_the_keys_and_types_of_json_are_golden(cluster: FakeCluster, capsys: pyt
     assert shapes == json.loads(GOLDEN.read_text())
 
 
+@pytest.mark.parametrize("output", [Output.JSON, Output.YAML])
+def test_no_text_is_an_order_to_the_terminal(output: Output, capsys: pytest.CaptureFixture[str]) -> None:
+    """Among the characters beyond ASCII are orders too: U+009B begins one as ESC [ does, U+202E turns text around."""
+    texts = {"orders": "\x1b[2J\x7f\x9b31m\u202e\u2028", "words": "Zürich 東京"}
+    printer = Printer(output)
+    printer.value(texts)
+    printer.item(texts)
+    out = capsys.readouterr().out
+    assert all(line.isprintable() for line in out.split("\n"))
+    one, _, _ = out.partition("---" if output is Output.YAML else "\n{")
+    assert yaml.safe_load(one) == texts
+    printer.value({"words": texts["words"]})
+    assert "東京" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("name", READING)
 def test_yaml_says_the_same_as_json(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     run(story(), Output.JSON, READING[name])

@@ -72,6 +72,16 @@ def _field(name: str, value: object) -> object:
     return document(value)
 
 
+def _json(plain: object, indent: int | None = None) -> str:
+    """As people read it, but for what a terminal would obey: JSON itself escapes only what is below a space."""
+    text = json.dumps(plain, indent=indent, ensure_ascii=False)
+    return text if _shown(text) else "".join(c if _shown(c) else json.dumps(c)[1:-1] for c in text)
+
+
+def _shown(text: str) -> bool:
+    return all(line.isprintable() for line in text.split("\n"))
+
+
 class Stream(Protocol):
     def isatty(self) -> bool: ...
 
@@ -111,9 +121,12 @@ class Printer:
             import yaml
 
             dumper = cast("Any", yaml)  # its stubs are only partly typed
-            print(dumper.safe_dump(plain, sort_keys=False, allow_unicode=True), end="", flush=True)
+            text: str = dumper.safe_dump(plain, sort_keys=False, allow_unicode=True)
+            if not _shown(text):
+                text = dumper.safe_dump(plain, sort_keys=False, allow_unicode=False)
+            print(text, end="", flush=True)
         else:
-            print(json.dumps(plain, indent=2, ensure_ascii=False), flush=True)
+            print(_json(plain, indent=2), flush=True)
 
     def item(self, value: object) -> None:
         """One value of a stream: a JSON object a line, or a YAML document of its own."""
@@ -121,7 +134,7 @@ class Printer:
             print("---")
             self.value(value)
         else:
-            print(json.dumps(document(value), ensure_ascii=False), flush=True)
+            print(_json(document(value)), flush=True)
 
     def table(self, table: Table) -> None:
         rows = [[clean(cell) for cell in row] for row in table.rows]

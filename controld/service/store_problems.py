@@ -90,9 +90,14 @@ def _short(finding: Finding) -> str:
 
 def _silent(finding: Finding) -> str:
     names = _names(finding.members)
+    if len(finding.members) > 1:
+        return (
+            f"store members {names} do not answer: start `controld member` and controld there; what is lost for good "
+            "is replaced, one after the other: `virial admin members replace NAME`"
+        )
     return (
         f"store member {names} does not answer: start `controld member` and controld there; if its host or its data is "
-        f"lost for good, `virial admin members replace {finding.members[0]}`"
+        f"lost for good, `virial admin members replace {names}`"
     )
 
 
@@ -119,7 +124,9 @@ def _learns(finding: Finding) -> str:
 
 def _even(finding: Finding) -> str:
     voters, losses = finding.numbers
-    return f"the store has {voters} members, which survive the loss of {losses}: add one, as {voters - 1} do as well"
+    return (
+        f"the store has {voters} members, which survive the loss of {losses}, no more than {voters - 1} would: add one"
+    )
 
 
 def _old(finding: Finding) -> str:

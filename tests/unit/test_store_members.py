@@ -178,6 +178,14 @@ def test_the_plan_catches_its_defects(
     assert defect
 
 
+def test_several_silent_members_are_told_of_as_several() -> None:
+    one, two = (in_words([Finding(Ailment.SILENT, names)])[0] for names in (("c2",), ("c2", "c3")))
+    assert one.startswith("store member c2 does not answer")
+    assert "replace c2`" in one
+    assert two.startswith("store members c2, c3 do not answer")
+    assert "replace NAME`" in two
+
+
 def told(member: Seen | None, *, silent: bool = False) -> ControllerSeen:
     name = "c9" if member is None else f"c{member.listed.id}"
     look = None if member is None else member.look
@@ -201,4 +209,4 @@ def test_a_controller_whose_member_was_removed_is_told_of(
 ) -> None:
     problems = memberless_in_words(Picture(tuple(controllers), members_))
     assert len(problems) == alone
-    assert all("controller c9 (c9:7700) has no member" in problem for problem in problems)
+    assert all("controller c9 (c9:7700) has no store member" in problem for problem in problems)

@@ -232,6 +232,7 @@ def refuse_copy(args: argparse.Namespace, earlier: list[leftovers.Leftover]) -> 
 def serve(args: argparse.Namespace, ready: int | None) -> None:
     make_dirs(args.data_dir, args.runtime_dir)
     lock_fd = take_lock(args.data_dir)
+    directory_fd = os.open(args.data_dir, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     protect()
     listener = listen(args.runtime_dir)
     mark = hashlib.sha256(os.fsencode(args.data_dir)).hexdigest()[:16]
@@ -256,8 +257,7 @@ def serve(args: argparse.Namespace, ready: int | None) -> None:
         boot_id=boot_id,
         leftovers=[leftover for leftover in earlier if not gone[leftover.status.slot]],
         on_request=control.handle_request,
-        # Its last name is gone: somebody deleted the data directory. Never a path, which a dead disk would not answer.
-        deserted=lambda: os.fstat(lock_fd).st_nlink == 0,
+        deserted=lambda: deserted(directory_fd, lock_fd, idle=not table.live()),
     )
     for leftover in earlier:
         slot_gone = gone[leftover.status.slot]
@@ -281,6 +281,14 @@ def serve(args: argparse.Namespace, ready: int | None) -> None:
     (args.runtime_dir / "guardian.sock").unlink(missing_ok=True)
     remove_places(site.places)
     drain(scribe)
+
+
+def deserted(directory_fd: int, lock_fd: int, *, idle: bool) -> bool:
+    """Whether the data directory was deleted: its last name is gone. Never a path, which a dead disk would not answer.
+
+    A lock file alone may fall to whatever tidies up old files: no reason to end training, but to serve nothing new.
+    """
+    return os.fstat(directory_fd).st_nlink == 0 or (idle and os.fstat(lock_fd).st_nlink == 0)
 
 
 def drain(scribe: Scribe) -> None:

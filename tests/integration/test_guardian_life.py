@@ -250,6 +250,21 @@ async def test_a_guardian_whose_data_directory_was_deleted_ends_with_its_tasks(w
     world.data_dir.mkdir()
 
 
+async def test_a_tidied_lock_file_ends_no_task_and_the_guardian_once_it_is_idle(world: World) -> None:
+    noded = await world.noded()
+    status = await noded.run(["sleep", "1000"])
+    guardian = world.guardian_pid
+    (world.data_dir / "guardian.lock").unlink()
+    for _ in range(3):  # each answer is a turn of its loop
+        assert [slot.slot for slot in await noded.client.list_slots()] == ["j.1.0"]
+    assert status.pid is not None
+    assert alive(status.pid)
+    await noded.client.stop("j.1.0", 0, "test")
+    await noded.exit_of("j.1.0")
+    await noded.client.release("j.1.0")
+    await until(lambda: not alive(guardian), "the guardian has ended")
+
+
 async def test_groups_of_a_killed_guardian_are_removed_by_another_ones_start(world: World) -> None:
     noded = await world.noded()
     await noded.run(["sleep", "1000"])

@@ -52,6 +52,8 @@ def test_readings_have_their_units() -> None:
     assert human.quantity(1, "flag") == "yes"
     assert human.quantity(12_500_000_000, "bytes_per_second") == "12.5GB/s"
     assert human.quantity(7, "ticks") == "7 ticks"
+    assert human.quantity(60_942_890, "ns") == "60ms"
+    assert human.quantity(890, "ns") == "890ns"
 
 
 def test_a_moment_that_never_was_is_unknown() -> None:

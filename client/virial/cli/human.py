@@ -90,7 +90,7 @@ def quantity(value: int | None, unit: str) -> str:
         case "bytes_per_second" if value >= 0:
             return format_bytes_per_second(value)
         case "ns" if value >= 0:
-            return format_duration_ns(value)
+            return duration(value) if value >= 1_000_000 else format_duration_ns(value)
         case "millidegrees_celsius":
             return f"{value / 1000:.1f}C"
         case "flag":

@@ -41,7 +41,7 @@ class CutStore(MemoryStore):
     """A handle whose member can be cut off: nothing arrives, and its stream of commits stands still or breaks.
 
     `lose_answers`: requests arrive and take effect, and nobody hears of it. `hung`: they arrive only once that is over.
-    `gone`: it does not run, and refuses at once. `lag_s`: of the stream of commits.
+    `gone`: it does not run, and refuses at once. `no_reads`: it answers writes alone. `lag_s`: of the commits' stream.
     """
 
     def __init__(self, disk: MemoryDisk) -> None:
@@ -50,6 +50,7 @@ class CutStore(MemoryStore):
         self.lose_answers = False
         self.hung = False
         self.gone = False
+        self.no_reads = False
         self.lag_s = STORE_SECONDS
 
     async def _arrive(self) -> None:
@@ -90,6 +91,9 @@ class CutStore(MemoryStore):
 
     async def barrier(self, leadership: Leadership) -> None:
         await self._arrive()
+        if self.no_reads:
+            await asyncio.sleep(STORE_TIMEOUT_SECONDS)
+            raise OutcomeUnknownError("no answer")
         await super().barrier(leadership)
         await self._answer()
 

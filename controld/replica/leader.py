@@ -40,6 +40,7 @@ from virialpb.reasons import Reason
 
 CLUSTER_UID_BITS = 128
 NEVER_NS = -(1 << 62)
+COMMITS_SUFFICE_NS = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +89,7 @@ class Leader:
         self._hub: WatchHub | None = None
         self._writing: asyncio.Task[None] | None = None
         self._over = False
+        self._commit_ns = NEVER_NS
 
     async def start(self, term: Term | None = None) -> None:
         """Lead: the given term, or campaign and load. Raises StoreError; then nothing runs."""
@@ -231,9 +233,12 @@ class Leader:
 
     @property
     def shown_ns(self) -> int:
-        """The proof that its peers go by: an old one is none where the next will fail too, because its end of the store
-        is gone. The sooner another leads then the better."""
-        return NEVER_NS if self._led().barrier.hopeless else self.proved_ns
+        """The proof that its peers go by. An old one is none where the next will fail too, because its end of the store
+        is gone: the sooner another leads then the better. A commit is one as well, for a second without a barrier:
+        after an election of etcd a member answers writes sooner than reads."""
+        if self._led().barrier.hopeless:
+            return NEVER_NS
+        return max(self.proved_ns, min(self._commit_ns, self.proved_ns + COMMITS_SUFFICE_NS))
 
     @property
     def hub(self) -> WatchHub:
@@ -255,6 +260,7 @@ class Leader:
         assert self._hub is not None
         assert self._agents is not None
         batch = committed.batch
+        self._commit_ns = committed.began_ns
         if self._sightings is not None:
             self._sightings.committed(batch.changes, batch.revision, self._clock.boottime_ns())
         self._hub.publish(batch, committed.size_bytes)

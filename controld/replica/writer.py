@@ -60,10 +60,12 @@ class _Waiting:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """What the leader is told of a commit, after the committed state has it."""
+    """What the leader is told of a commit, after the committed state has it. `began_ns`: when it was given to the
+    store, which found the leadership in force after that."""
 
     batch: CommittedBatch
     size_bytes: int
+    began_ns: int
 
 
 class Writer:
@@ -328,7 +330,7 @@ class Writer:
         self._head.confirm(changes, revision, NOTHING if self._ahead is None else self._ahead.changes)
         elapsed_ns = self._clock.boottime_ns() - began_ns
         self._observer.committed(len(batch.answers), len(stored), elapsed_ns / 1e9)
-        self._on_commit(Committed(CommittedBatch(revision, changes, tuple(batch.events)), batch.size_bytes))
+        self._on_commit(Committed(CommittedBatch(revision, changes, tuple(batch.events)), batch.size_bytes, began_ns))
 
     async def _commit_retried(self, stored: tuple[StoredChange, ...]) -> int:
         """The SAME transaction again while its outcome is unknown: the store applies a seq once.

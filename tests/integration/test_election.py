@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
+from itertools import count
 
 import pytest
 
 from controld.core.commands import SubmitJob
 from controld.replica.errors import NotLeaderError
 from controld.replica.observe import LogName
+from controld.store.port import StoreError
 from tests.support_core import spec
-from tests.support_election import Cluster, submit
+from tests.support_election import Cluster, Member, submit
 from tests.support_replica import run
 from virialpb.reasons import Reason
 
@@ -106,6 +109,34 @@ def test_a_leader_whose_member_is_gone_does_not_hold_on_to_its_name() -> None:
         await cluster.settled()
         assert cluster.takeovers() == 2
         await cluster.stop()
+
+    run(main)
+
+
+def test_a_leader_that_commits_is_kept_for_a_second_without_a_read() -> None:
+    """After an election of etcd its member may answer writes sooner than reads; but who proves nothing else for long
+    renews no agent's lease, and another does better."""
+
+    async def main() -> None:
+        cluster = Cluster()
+        leader = await cluster.start()
+        await cluster.settled()
+        leader.store.no_reads = True
+        for turn in range(30):
+            await submit(leader, SubmitJob(f"r{turn}", spec()))
+            await asyncio.sleep(0.05)
+        assert leader.leads
+        assert cluster.takeovers() == 1
+        writing = asyncio.ensure_future(go_on(leader))
+        await cluster.leader(but=leader)
+        writing.cancel()
+        await cluster.stop()
+
+    async def go_on(leader: Member) -> None:
+        with suppress(StoreError):
+            for turn in count():
+                await submit(leader, SubmitJob(f"s{turn}", spec()))
+                await asyncio.sleep(0.05)
 
     run(main)
 

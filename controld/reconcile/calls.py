@@ -17,6 +17,9 @@ from controld.core.outcome import Refused, Reply
 from controld.core.state import State
 from virialpb.reasons import Reason
 
+# A sha256 in hex, and room for what may follow it.
+DIGEST_LENGTH_MAX = 128
+
 
 def command_for_call(call: TaskCall, node: NodeUid, state: State) -> Command | TaskReply:
     """What to decide for a call, or the answer when there is nothing to decide.
@@ -36,6 +39,10 @@ def command_for_call(call: TaskCall, node: NodeUid, state: State) -> Command | T
             if c.file != f"rank-{rank:05d}.shard":
                 # No agent would restore another name: the checkpoint would commit and never start a rank.
                 message = f"{call.slot}: file must be rank-{rank:05d}.shard"
+                return TaskReply(call.call_id, call.slot, error=Reason.INVALID_SPEC, error_message=message)
+            if len(c.digest) > DIGEST_LENGTH_MAX:
+                # One record of the store has those of every rank.
+                message = f"{call.slot}: digest has {len(c.digest)} characters, the most is {DIGEST_LENGTH_MAX}"
                 return TaskReply(call.call_id, call.slot, error=Reason.INVALID_SPEC, error_message=message)
             return PrepareShard(job, number, epoch, rank, node, c.checkpoint, c.step, c.size_bytes, c.digest, c.file)
         case CheckpointFailedCall() as c:

@@ -22,6 +22,7 @@ from controld.core.ids import CheckpointId, Epoch, JobId, SlotId, Token
 from controld.core.invariants import check
 from controld.core.model import CheckpointState, Inventory, JobState, Phase, TaskExit
 from controld.core.spec import Durability
+from controld.reconcile.calls import DIGEST_LENGTH_MAX
 from controld.replica.errors import SessionClosedError
 from controld.replica.leader import Leader
 from controld.replica.session import NodeSession
@@ -132,7 +133,7 @@ async def save(machines: list[Machine], job: str, step: int) -> CheckpointId:
     return id_
 
 
-def test_a_part_under_any_name_but_its_ranks_is_refused() -> None:
+def test_a_part_under_any_name_but_its_ranks_or_with_a_long_digest_is_refused() -> None:
     """Agents restore that name alone: a checkpoint with another would commit, and then hang each restart."""
 
     async def main() -> None:
@@ -146,6 +147,8 @@ def test_a_part_under_any_name_but_its_ranks_is_refused() -> None:
         for name in ("rank-00001.shard", "../../rank-00000.shard", "rank-0.shard", ""):
             refused = await machine.reply(machine.send(slot, CheckpointPreparedCall(id_, 1, 10, "sha256:0", name)))
             assert refused.error is Reason.INVALID_SPEC
+        long = CheckpointPreparedCall(id_, 1, 10, "0" * (DIGEST_LENGTH_MAX + 1), shard_name(0))
+        assert (await machine.reply(machine.send(slot, long))).error is Reason.INVALID_SPEC
         right = CheckpointPreparedCall(id_, 1, 10, "sha256:0", shard_name(0))
         assert (await machine.reply(machine.send(slot, right))).state == "COMMITTED"
         await rig.stop()

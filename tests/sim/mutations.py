@@ -12,11 +12,11 @@ from typing import Any
 
 from controld.core import commands as c
 from controld.core.agent import BeatAck
-from controld.core.model import Checkpoint, CheckpointState, Cluster, LeaseState
+from controld.core.model import Checkpoint, CheckpointState, Cluster, Generation, LeaseState
 from controld.core.outcome import Outcome, Transition
 from controld.core.spec import SECOND_NS, Writes
 from controld.core.state import Change, State
-from controld.core.transitions import checkpoints, generations, jobs, leases, nodes, requests
+from controld.core.transitions import checkpoints, generations, jobs, nodes, requests
 from controld.matching import bench, engine
 from controld.matching.port import Unplaced
 from controld.reconcile import calls, explain, gang, pending, tick
@@ -236,7 +236,10 @@ def _release_without_proof() -> tuple[Patch, ...]:
 
 
 def _success_with_one_rank() -> tuple[Patch, ...]:
-    return ((leases, "all", any),)
+    def any_done(self: Generation) -> bool:
+        return any(m.done for m in self.ranks)
+
+    return ((Generation, "all_done", property(any_done)),)
 
 
 def _reuse_job_counter() -> tuple[Patch, ...]:

@@ -20,10 +20,11 @@ import structlog
 from controld.core.ids import valid_request_id
 from controld.replica.reading import STALE_READS
 from controld.service.backend import CAUSE_ID, Context
-from controld.service.failures import CallError, details_of
-from controld.service.gate import CALLER, Gate, Peer
+from controld.service.failures import details_of
+from controld.service.gate import CALLER, Caller, Gate, Peer
 from controld.service.metrics import Metrics
 from controld.service.roles import HEALTH
+from controld.service.shares import Shares
 from controld.service.telemetry import LogName, StructLog
 from controld.service.tenure import tenure
 from virialpb.errors import ErrorDetails, details_for, trailing_metadata
@@ -44,6 +45,7 @@ STALE_METHODS = frozenset(
 UNARY_SECONDS_MAX = 30.0
 # But for those that write a file of gigabytes.
 LONG_SECONDS = {"Defragment": 310.0}
+# Of all people, and as many of all agents and controllers.
 UNARY_CALLS_MAX = 1_024
 STREAMS_MAX = 16_384
 # Whatever these began may still be committed when the time is up.
@@ -75,8 +77,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         self._make_id = make_id
         self._revision = revision
         self._gate = gate
-        self._unary_open = 0
-        self._streams_open = 0
+        self._calls = Shares("calls are under way")
+        self._streams = Shares("streams are open")
 
     async def intercept_service(
         self,
@@ -112,13 +114,11 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             self._enter(name, made if valid_request_id(made) else cause_id, stale)
             began = time.monotonic()
             code = grpc.StatusCode.OK
-            self._unary_open += 1
             try:
-                self._admit(method, context)
-                if self._unary_open > UNARY_CALLS_MAX:
-                    raise CallError(details_for(Reason.OVERLOADED, detail=f"{UNARY_CALLS_MAX} calls are under way"))
-                async with asyncio.timeout(LONG_SECONDS.get(name, UNARY_SECONDS_MAX)):
-                    reply = await behaviour(request, context)
+                caller = self._admit(method, context)
+                with self._calls.taken(caller, UNARY_CALLS_MAX):
+                    async with asyncio.timeout(LONG_SECONDS.get(name, UNARY_SECONDS_MAX)):
+                        reply = await behaviour(request, context)
                 if stale:
                     text = "{}.{}".format(*self._revision())
                     context.set_trailing_metadata(((READ_REVISION_HEADER, text),))
@@ -139,7 +139,6 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                 code = details.code
                 await self._abort(context, name, details)
             finally:
-                self._unary_open -= 1
                 self._leave(name, code, time.monotonic() - began)
 
         return call
@@ -150,19 +149,17 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         async def call(request: Any, context: Context) -> None:
             self._enter(name, cause_id, stale)
             code = grpc.StatusCode.OK
-            self._streams_open += 1
             try:
-                self._admit(method, context)
-                if self._streams_open > STREAMS_MAX:
-                    raise CallError(details_for(Reason.OVERLOADED, detail=f"{STREAMS_MAX} streams are open"))
+                caller = self._admit(method, context)
                 # A coroutine that writes, not a generator: what the servicer holds is let go of here, not by the
                 # garbage collector, when the caller has gone.
-                async with (
-                    tenure(lambda: self._gate.admit(method, self._peer(context)), _now),
-                    aclosing(cast("Any", behaviour(request, context))) as messages,
-                ):
-                    async for message in messages:
-                        await context.write(message)
+                with self._streams.taken(caller, STREAMS_MAX):
+                    async with (
+                        tenure(lambda: self._gate.admit(method, self._peer(context)), _now),
+                        aclosing(cast("Any", behaviour(request, context))) as messages,
+                    ):
+                        async for message in messages:
+                            await context.write(message)
             except asyncio.CancelledError:
                 code = grpc.StatusCode.CANCELLED
                 raise
@@ -173,17 +170,17 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                 code = details.code
                 await self._abort(context, name, details)
             finally:
-                self._streams_open -= 1
                 self._leave(name, code, None)
 
         return call
 
-    def _admit(self, method: str, context: Context) -> None:
+    def _admit(self, method: str, context: Context) -> Caller:
         """Raises CallError."""
         caller = self._gate.admit(method, self._peer(context))
         CALLER.set(caller)
         if caller.identity is not None:
             structlog.contextvars.bind_contextvars(caller=caller.identity.uri)
+        return caller
 
     def _peer(self, context: Context) -> Peer:
         return cast("Peer", context.auth_context()) if self._gate.asks else {}

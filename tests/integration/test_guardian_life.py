@@ -6,12 +6,13 @@ import os
 import shutil
 import signal
 from collections.abc import AsyncIterator, Iterator
-from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from noded.run.client import GuardianRefused, GuardianUnavailable
+from noded.run.client import GuardianRefused
+from noded.run.guardian import deserted
 from noded.run.protocol import ExitReason, Refusal, Token
 from tests.integration.guardian_support import (
     PYTHON,
@@ -251,20 +252,30 @@ async def test_a_guardian_whose_data_directory_was_deleted_ends_with_its_tasks(w
     world.data_dir.mkdir()
 
 
-async def test_a_tidied_lock_file_ends_no_task_and_the_guardian_once_it_is_idle(world: World) -> None:
+async def test_a_tidied_lock_file_ends_no_task(world: World) -> None:
     noded = await world.noded()
     status = await noded.run(["sleep", "1000"])
-    guardian = world.guardian_pid
     (world.data_dir / "guardian.lock").unlink()
     for _ in range(3):  # each answer is a turn of its loop
         assert [slot.slot for slot in await noded.client.list_slots()] == ["j.1.0"]
     assert status.pid is not None
     assert alive(status.pid)
-    await noded.client.stop("j.1.0", 0, "test")
-    await noded.exit_of("j.1.0")
-    with suppress(GuardianUnavailable):  # it may have ended before it has answered
-        await noded.client.release("j.1.0")
-    await until(lambda: not alive(guardian), "the guardian has ended")
+
+
+def test_a_guardian_knows_when_its_data_directory_was_deleted(tmp_path: Path) -> None:
+    data_dir = tmp_path / "data"
+    data_dir.mkdir()
+    lock = data_dir / "guardian.lock"
+    lock.touch()
+    fds = os.open(data_dir, os.O_PATH), os.open(lock, os.O_RDONLY)
+    assert (deserted(*fds, idle=False), deserted(*fds, idle=True)) == (False, False)
+    lock.unlink()
+    assert (deserted(*fds, idle=False), deserted(*fds, idle=True)) == (False, True)
+    data_dir.rmdir()
+    data_dir.mkdir()
+    assert (deserted(*fds, idle=False), deserted(*fds, idle=True)) == (True, True)
+    for fd in fds:
+        os.close(fd)
 
 
 async def test_groups_of_a_killed_guardian_are_removed_by_another_ones_start(world: World) -> None:

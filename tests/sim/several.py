@@ -53,9 +53,14 @@ class SeveralWorld(World):
         return SeveralFaults(self)
 
     def _make_controllers(self, settings: LeaderSettings) -> None:
-        # History is compacted under the feet of whoever is away.
+        # History is compacted under the feet of whoever is away, and few commands make a batch that is decided ahead.
         settings = replace(
-            settings, cursor_window_seconds=20, compact_interval_seconds=10, barrier_interval_seconds=0.5
+            settings,
+            cursor_window_seconds=20,
+            compact_interval_seconds=10,
+            barrier_interval_seconds=0.5,
+            ahead_commands_min=1,
+            slice_commands=2,
         )
         self.timings = TIMINGS
         self.network.refuses = True

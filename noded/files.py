@@ -60,7 +60,7 @@ class NodeFiles:
             self._lock_fd = -1
 
     def _lock(self) -> None:
-        fd = os.open(self.data_dir / "noded.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fd = os.open(self.data_dir / "noded.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -58,7 +58,7 @@ class DirectoryLock:
 
     def acquire(self, patience_seconds: float = 0.0) -> None:
         """Wait for a holder that is just ending. Raises StoreLockedError, naming the process that has it; OSError."""
-        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         give_up = time.monotonic() + patience_seconds
         try:
             while not _locks(descriptor):

@@ -98,7 +98,7 @@ def take_lock(data_dir: Path) -> int:
     """Held as long as anything of this guardian, its scribe too, may write into the directory."""
     path = data_dir / "guardian.lock"
     try:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     except OSError as error:
         raise CannotServe(f"cannot open {path}: {error.strerror}") from None
     give_up = time.monotonic() + LOCK_SECONDS

@@ -210,7 +210,7 @@ class Judge:
 
     def pinged(self, replica: SimReplica, ping: Ping) -> None:
         """Sent: it says that its sender leads, as of a moment that is not long ago."""
-        age_s = self._now_s - replica.proved_s
+        age_s = self._now_s - replica.shown_s
         most_s = self._world.timings.proof_max_ns / 1e9
         if age_s > most_s * PROOF_MARGIN:
             self._accuse("stale_ping", f"{replica.name} pings for {ping.epoch} on a proof that is {age_s:.3f} s old")

@@ -14,7 +14,7 @@ from controld.core.validate import SpecLimits
 from controld.matching.engine import plan
 from controld.replica.care import Care
 from controld.replica.elector import Place
-from controld.replica.leader import Leader
+from controld.replica.leader import COMMITS_SUFFICE_NS, Leader
 from controld.replica.observe import LogName, LogValue
 from controld.replica.peers import Ping
 from controld.replica.planner import InlinePlanner
@@ -57,13 +57,19 @@ class SimStore(EtcdStore):
 
     async def barrier(self, leadership: Leadership) -> None:
         began_s = self._owner.world.loop.time()
-        await super().barrier(leadership)
+        try:
+            await super().barrier(leadership)
+        except StoreError:
+            self._owner.stale_s = self._owner.world.loop.time()
+            raise
         self._owner.prove(began_s)
         self._owner.world.judge.proved(leadership, began_s)
 
     async def commit(self, leadership: Leadership, seq: int, changes: Sequence[StoredChange]) -> int:
+        began_s = self._owner.world.loop.time()
         self._owner.commit_begins()
         revision = await super().commit(leadership, seq, changes)
+        self._owner.committed_s = began_s
         self._owner.world.judge.told_committed(leadership, seq, revision, tuple(changes))
         return revision
 
@@ -95,6 +101,7 @@ class SimReplica:
         self.restart_s = (0.3, 1.5)
         # When it could prove last that it led, when it could not, and when it died.
         self.proved_s = 0.0
+        self.committed_s = 0.0
         self.stale_s = 0.0
         self.died_s = 0.0
         # So many callbacks after its next commit begins it dies.
@@ -215,6 +222,11 @@ class SimReplica:
         elif name is LogName.TAKEOVER_BEGAN:
             self.world.judge.takes_over(self, int(fields["token"]), str(fields["why"]))
         self.world.trace.log(self.name, name, **fields)
+
+    @property
+    def shown_s(self) -> float:
+        """When it could last, as its peers go by it: a commit that began then will do for a while."""
+        return max(self.proved_s, min(self.committed_s, self.proved_s + COMMITS_SUFFICE_NS / 1e9))
 
     def commit_begins(self) -> None:
         steps, self.crash_steps = self.crash_steps, 0

@@ -255,8 +255,8 @@ def _defect(
 SEVERAL_MUTATIONS = (
     _defect("guard_by_create_revision", ["stale_commit"], _guard_by_create_revision, ["leader_paused"]),
     _defect("no_head_guard", ["one_writer"], _no_head_guard, ["store_trouble"]),
-    _defect("barrier_without_range", ["barrier"], _barrier_without_range, ["leader_isolated", "host_one_way"], seed=2),
-    _defect("serializable_barrier", ["barrier"], _serializable_barrier, ["leader_isolated", "host_one_way"], seed=2),
+    _defect("barrier_without_range", ["barrier"], _barrier_without_range, ["leader_isolated", "host_one_way"]),
+    _defect("serializable_barrier", ["barrier"], _serializable_barrier, ["leader_isolated", "host_one_way"]),
     _defect("resume_at_header", ["standby", "copy"], _resume_at_header, ["watch_lags", "follower_paused"]),
     _defect("takeover_without_token", ["takeover"], _takeover_without_token, ["leader_crash", "store_slow"]),
     _defect("new_number_for_a_retry", ["one_writer"], _new_number_for_a_retry, ["store_trouble"]),
@@ -270,6 +270,6 @@ SEVERAL_MUTATIONS = (
     _defect(
         "answers_before_commit", ["acknowledged"], _answers_before_commit, ["store_trouble", "leader_crash_in_commit"]
     ),
-    _defect("expires_without_proof", ["lease"], _expires_without_proof, ["leader_paused"]),
+    _defect("expires_without_proof", ["lease"], _expires_without_proof, ["leader_paused"], seed=4),
     _defect("lower_epoch_obeyed", ["stale_order"], _lower_epoch_obeyed, ["leader_paused", "connections_break"], seed=3),
 )

@@ -117,7 +117,7 @@ async def slow_disk(made: Racks, leader: int, rng: random.Random) -> None:
     made.disk.fast()
 
 
-SHORT: tuple[Fault, ...] = (cut_member, kill_both, pause_controller, cut_one_way, fill_disk)
+SHORT: tuple[Fault, ...] = (cut_member, kill_both, pause_controller, cut_one_way)
 ALL: tuple[Fault, ...] = (
     *(kill_controller, kill_etcd_leader, kill_both, pause_controller, pause_etcd_leader, pause_both),
     *(cut_leader, cut_leader_off, cut_member, cut_one_way, cut_everyone, fill_disk, slow_disk),

@@ -42,7 +42,8 @@ STAGES = (
     Stage("protos-check", (("tools.protos", "--check"), ("tools.unasync_client", "--check"))),
     Stage("unit", tests=("unit", "property", "golden", "typing"), workers=2),
     Stage("sim", (("tests.sim", "--seeds", str(SIM_SEEDS)),), tests=("sim",)),
-    Stage("integration", tests=("integration", "chaos", "demo", "acceptance", "compose")),
+    # Its tests wait more than they work.
+    Stage("integration", tests=("integration", "chaos", "demo", "acceptance", "compose"), workers=2),
     Stage("rows", (("tests.rows", REPORTS),)),
 )
 

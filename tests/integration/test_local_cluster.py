@@ -141,7 +141,7 @@ def test_nothing_is_left_of_virial_up_however_it_ends(directory: Path, end: sign
     environment = {k: v for k, v in os.environ.items() if not k.startswith("VIRIAL_")}
     runtime = directory / "runtime"
     runtime.mkdir(mode=0o700)
-    command = ["env", "--default-signal=INT", sys.executable, "-m", "virial.cli", "up", "-o", "json"]
+    command = ["env", "--default-signal=INT,HUP", sys.executable, "-m", "virial.cli", "up", "-o", "json"]
     command += ["--controllers", "3", "--nodes", "1", "--directory", str(directory / "c")]
     with subprocess.Popen(
         command, env=environment | {"XDG_RUNTIME_DIR": str(runtime)}, stdout=subprocess.PIPE, text=True
@@ -150,7 +150,10 @@ def test_nothing_is_left_of_virial_up_however_it_ends(directory: Path, end: sign
         found = json.loads(up.stdout.readline())
         assert (found["controllers"], len(found["address"].split(","))) == (3, 3)
         up.send_signal(end)
-        code = up.wait(HANG_SECONDS)
+        try:
+            code = up.wait(HANG_SECONDS)
+        finally:
+            up.kill()
     assert code == (-signal.SIGKILL if end == signal.SIGKILL else 130), "it ends what it started before it ends"
     until(lambda: not processes_of(directory), "everything ended")
 
